@@ -4,27 +4,32 @@ Gradient descent adds multiples of training images to the rows of a first linear
 sum of two parts: the unknown image times its coefficient in every neuron, which has rank one, and the fixed images
 times the change of their coefficients. The second part lies mainly in the directions in which the fixed set varies
 most. Whitening by the fixed set's covariance suppresses it; the leading left singular vector of what remains estimates
-the coefficients of the unknown image, and the neurons, combined by these, show the image.
+the coefficients of the unknown image, and the neurons, combined by these, show the image. Behind convolutions the
+layer's inputs take the place of images, as they are at the end of the reference's training.
 """
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lit_recon.attacks.released.base import Background, Improvement, ReconstructedTargets, Reconstructor
 from lit_recon.attacks.released.kernel_ridge import KernelRidge
 from lit_recon.attacks.released.kernel_systems import BlockSolver
 from lit_recon.attacks.shadow.plan import ShadowPlan
+from lit_recon.attacks.shadow.training import unflatten
 from lit_recon.errors import ConfigError, ShapeError, ThreatModelError, UnsupportedModelError
-from lit_recon.models.released import ReleasedMLP
+from lit_recon.models.released import ReleasedCNN, ReleasedMLP
 
 #: Added to the fixed set's mean square in every direction, as a share of the mean over directions. Directions without
 #: variance in the fixed set, where only the unknown image contributes, then weigh ten times the average.
 _FLOOR = 1e-2
+#: Images or shadow models at a time, the latter in float64.
+_CHUNK = 2_000
 #: Avoids a division by zero.
 TINY = torch.finfo(torch.float64).tiny
 
@@ -32,9 +37,11 @@ TINY = torch.finfo(torch.float64).tiny
 class Trace(NamedTuple):
     """Rank-one decomposition of differences of a first layer; both factors share an arbitrary sign."""
 
-    image: Tensor  # `(m, d)`, a multiple of the unknown image, plus an error from the fixed images
+    image: (
+        Tensor  # `(m, d)`, a multiple of the layer's input for the unknown image, plus an error from the fixed images
+    )
     neurons: Tensor  # `(m, j)` of unit length: the unknown image's coefficient in every neuron, up to a factor
-    whitened: Tensor  # `(m, d)`, a multiple of the whitened image
+    whitened: Tensor  # `(m, d)`, a multiple of the whitened input
     remainder: Tensor  # `(m, j * d)`, the layer minus the outer product of `neurons` and `image`
     others: Tensor  # `(m, p - j * d)`, differences of all other weights
     share: Tensor  # `(m,)`, the share of the whitened layer's squared norm that the rank-one part explains
@@ -47,22 +54,25 @@ class WhitenedFirstLayer:
     directions: Tensor  # orthonormal `(d, r)` float64, in which the fixed set varies
     excess: Tensor  # `(r,)`, the inverse root of the fixed set's mean squares there, minus that of all other directions
     neurons: int  # number of neurons `j`
+    before: nn.Module  # from images `(n, c, h, w)` to the layer's inputs, `(n, d)`
+    start: int  # position of the layer's weights in those of a model
 
     @classmethod
-    def of(cls, plan: ShadowPlan | None, who: str = "the attack") -> WhitenedFirstLayer:
-        """Of the models of a plan; ThreatModelError without one, naming `who` needs it.
+    def of(cls, plan: ShadowPlan | None, who: str = "the attack", convolutions: bool = False) -> WhitenedFirstLayer:
+        """Of the models of a plan, behind `convolutions` only if they are allowed; ThreatModelError without a plan.
 
-        UnsupportedModelError or ConfigError where the rows of the first layer are not combinations of training images.
+        UnsupportedModelError or ConfigError where the rows of the layer are not combinations of its inputs.
         """
         if plan is None:
             raise ThreatModelError(
                 f"{who} needs an adversary who sees the whole model and knows its fixed set: use KernelRidge"
             )
         network, descent = plan.network, plan.descent
-        if not isinstance(network, ReleasedMLP):
+        if not isinstance(network, ReleasedMLP) and not (convolutions and isinstance(network, ReleasedCNN)):
+            wanted = "ReleasedMLP or ReleasedCNN" if convolutions else "ReleasedMLP"
             raise UnsupportedModelError(
-                f"{who} needs a network whose first layer is linear, ReleasedMLP; got "
-                f"{type(network).__name__}: use KernelRidge"
+                f"{who} needs a network whose first layer{' or first after convolutions' if convolutions else ''} is "
+                f"linear, {wanted}; got {type(network).__name__}: use KernelRidge"
             )
         if descent.optimizer != "sgd" or descent.is_noisy or plan.initialization != "known" or descent.snapshots:
             raise ConfigError(
@@ -70,15 +80,21 @@ class WhitenedFirstLayer:
                 f"got {plan.initialization} weights, {descent.optimizer}, "
                 f"{'noise' if descent.is_noisy else 'no noise'} and {len(descent.snapshots)} snapshots: use KernelRidge"
             )
-        images = plan.fixed.pixels().flatten(1).double()
-        n, d = images.shape
+        layers = copy.deepcopy(network.layers)
+        if isinstance(network, ReleasedCNN):
+            layers.load_state_dict(unflatten(layers, plan.reference().float()))
+        first, layer = next((n, layer) for n, layer in enumerate(layers) if isinstance(layer, nn.Linear))
+        before = layers[:first].requires_grad_(False)
+        start = sum(parameter.numel() for parameter in before.parameters())
+        inputs = torch.cat([before(some) for some in plan.fixed.pixels().split(_CHUNK)]).double()
+        n, d = inputs.shape
         if n < d:
-            directions = torch.linalg.svd(images, full_matrices=False).Vh.T
+            directions = torch.linalg.svd(inputs, full_matrices=False).Vh.T
         else:
-            directions = torch.linalg.eigh(images.T @ images).eigenvectors
-        squares = (images @ directions).square().mean(dim=0)
+            directions = torch.linalg.eigh(inputs.T @ inputs).eigenvectors
+        squares = (inputs @ directions).square().mean(dim=0)
         excess = (squares * d / squares.sum() + _FLOOR).rsqrt() - _FLOOR**-0.5
-        return cls(directions, excess, network.linear_layers[0].out_features)
+        return cls(directions, excess, layer.out_features, before, start)
 
     def whiten(self, rows: Tensor) -> Tensor:
         """Rows `(..., d)` divided by the fixed set's root mean square in every direction, up to a factor, float64."""
@@ -89,17 +105,19 @@ class WhitenedFirstLayer:
     def rows(self, differences: Tensor) -> Tensor:
         """The layer's weights `(m, j, d)` float64 of whole models `(m, p)`; ShapeError if these are too short."""
         d = len(self.directions)
-        if differences.dim() != 2 or differences.shape[1] < self.neurons * d:
+        if differences.dim() != 2 or differences.shape[1] < self.start + self.neurons * d:
             raise ShapeError(
                 f"differences must be those of whole models (m, p) with a first layer of {self.neurons} x {d}; "
                 f"got {tuple(differences.shape)}"
             )
-        rows: Tensor = differences[:, : self.neurons * d].unflatten(1, (self.neurons, d)).double()
+        own = slice(self.start, self.start + self.neurons * d)
+        rows: Tensor = differences[:, own].unflatten(1, (self.neurons, d)).double()
         return rows
 
     def trace(self, differences: Tensor) -> Trace:
         """The rank-one decomposition for differences of whole models `(m, p)`; ShapeError if these are too short."""
         rows = self.rows(differences)
+        others = torch.cat([differences[:, : self.start], differences[:, self.start + rows[0].numel() :]], dim=1)
         whitened = self.whiten(rows)
         energies, vectors = torch.linalg.eigh(whitened @ whitened.mT)
         neurons = vectors[:, :, -1]
@@ -109,7 +127,7 @@ class WhitenedFirstLayer:
             neurons=neurons,
             whitened=torch.einsum("mj,mjd->md", neurons, whitened),
             remainder=rows.sub_(neurons[:, :, None] * image[:, None, :]).flatten(1),
-            others=differences[:, rows[0].numel() :].double(),
+            others=others.double(),
             share=energies[:, -1] / energies.sum(dim=1).clamp(min=TINY),
         )
 
@@ -127,8 +145,6 @@ _RANK_ONE = 0.5
 #: Candidates for kernel ridge regression: the decomposition varies more smoothly with the image than whole differences
 #: do. Large ridges suit few models of large images, small ones many models of small images.
 _BANDWIDTHS, _RIDGES = (2.0, 4.0, 8.0), (1e-7, 1e-5, 1e-3, 1e-2, 1e-1)
-#: Shadow models that are decomposed at a time, in float64.
-_CHUNK = 2_000
 
 
 @dataclass
@@ -155,7 +171,7 @@ class FirstLayerRidge(Improvement):
             raise ConfigError("solver is that of the default for inner; got both: set the solver of inner instead")
 
     def prepare(self, background: Background) -> None:
-        self.layer = WhitenedFirstLayer.of(background.plan, "FirstLayerRidge")
+        self.layer = WhitenedFirstLayer.of(background.plan, "FirstLayerRidge", convolutions=True)
         usual = KernelRidge(_BANDWIDTHS, _RIDGES, solver=self.solver)
         self.guess = (self.inner or usual).bind(background)
 
@@ -163,7 +179,7 @@ class FirstLayerRidge(Improvement):
         features, shares = torch.empty(0), []
         for chunk in torch.arange(len(differences)).split(_CHUNK):
             trace = self.layer.trace(differences[chunk])
-            own = self.layer.whiten(images[chunk].flatten(1))
+            own = self.layer.whiten(self.layer.before(images[chunk]))
             sign = torch.where((trace.whitened * own).sum(dim=1) < 0, -1.0, 1.0)
             part = self.features(trace, sign)
             if not len(features):  # one array for all, since joining parts would hold them twice

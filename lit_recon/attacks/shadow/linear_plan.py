@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lit_recon.attacks.shadow.engine import Execution, full_batch_path
 from lit_recon.attacks.shadow.linear_response import LinearResponse, bytes_per_model, n_coordinates, respond
+from lit_recon.attacks.shadow.path_response import PathResponse, ResponseSettings
 from lit_recon.attacks.shadow.plan import ExactSample, ShadowPlan
 from lit_recon.attacks.shadow.sampled_response import respond_by_samples
 from lit_recon.attacks.shadow.store import ShadowStore
@@ -92,7 +93,8 @@ _COPIES = 6 * 4
 class LinearPlan:
     """Shadow models that are approximated, if the error is tolerable; ConfigError for unsupported models.
 
-    MLPs by linear response, other networks from some of the fixed images per step.
+    MLPs by linear response, other networks from their own images' gradients at `steps` of the training or, without
+    these, from some of the fixed images per step.
 
     `linear`: all models are approximated, and an error beyond the tolerance is refused. `mixed`: the sample is exact,
     and beyond the tolerance all models are.
@@ -130,7 +132,9 @@ class LinearPlan:
     @property
     def description(self) -> dict[str, object]:
         used = asdict(self.response)
-        if not self._is_mlp:
+        if self._is_mlp or not self.response.steps:
+            used.pop("steps")
+        if not self._is_mlp and not self.response.steps:
             used.pop("rank")
         response = {f"shadows.{key}": value for key, value in used.items()}
         return {**self.exact.description, "shadows": self.kind, **response}
@@ -191,7 +195,9 @@ class LinearPlan:
         if linear:
             some = min(self.response.hessian_images, len(self.fixed))
             means = f"from {some} of the {len(self.fixed)} fixed images per step"
-            how = f"{linear} of the {n} shadow models were made {'by linear response' if self._is_mlp else means}"
+            if self._is_mlp or self.response.steps:
+                means = "by linear response"
+            how = f"{linear} of the {n} shadow models were made {means}"
         return (f"{how}: {self.measured(folder).sentence}.",)
 
     def train_shards(self, store: ShadowStore, shards: Sequence[int], images: ImageSet) -> Iterator[int]:
@@ -227,10 +233,17 @@ class LinearPlan:
         if self._is_mlp:
             initial = self.exact.initial_weights().to(device)
             return (found.cpu() for found in respond(self.exact.known, initial, tensors, self.response))
+        if self.response.steps:
+            return (self._path_response.differences(*group).cpu() for group in tensors)
         # all groups together share the reference's gradients
         images, labels = (torch.cat(parts) for parts in zip(*tensors, strict=True))
         found = respond_by_samples(self.exact.known, self._path, images, labels, self.response.hessian_images)
         return iter(found.cpu().split([len(own) for own in groups]))
+
+    @cached_property
+    def _path_response(self) -> PathResponse:
+        settings = ResponseSettings(self.response.rank, self.response.steps, self.response.hessian_images)
+        return PathResponse.of(self.exact.known, self.exact.initial_weights().to(self.exact.device), settings)
 
     @cached_property
     def _path(self) -> Tensor:

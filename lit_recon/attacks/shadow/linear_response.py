@@ -160,9 +160,12 @@ class LinearResponse:
     """Approximation of shadow models along the reference's path; ConfigError for a number out of its range.
 
     Args:
-        rank: leading directions of the fixed images that the Hessian of an MLP is projected to; all if there are fewer.
-        hessian_images: images of the fixed set that a step's Hessian is estimated on, or, for networks other than MLPs,
-            the change of their gradient: twice the images take twice the time and half the error.
+        rank: leading directions of the fixed images that the Hessian of an MLP is projected to, all if there are fewer;
+            with `steps`, of the fixed set's curvature.
+        hessian_images: images of the fixed set that a step's Hessian is estimated on, or, for networks other than MLPs
+            without `steps`, the change of their gradient: twice the images take twice the time and half the error.
+        steps: for networks other than MLPs: of the training at which gradients of own images are computed,
+            `PathResponse`, a hundred times as fast; 0: at all, with the change of the fixed set's gradient.
         sample: models that are also trained exactly, to measure the error.
         tolerance: largest median relative error of the sample's differences at which the approximation is used.
     """
@@ -171,8 +174,11 @@ class LinearResponse:
     hessian_images: int = 2_000
     sample: int = 32
     tolerance: float = 0.4
+    steps: int = 0
 
     def __post_init__(self) -> None:
+        if self.steps < 0 or self.steps == 1:
+            raise ConfigError(f"linear.steps must be 0, or at least 2; got {self.steps}")
         if self.rank < 1 or self.hessian_images < 1 or self.sample < 2:
             raise ConfigError(
                 "linear.rank and linear.hessian_images must be at least 1 and linear.sample at least 2; "

@@ -31,7 +31,7 @@ from torch.func import functional_call, grad, vjp, vmap
 from lit_recon.attacks.shadow.engine import full_batch_path
 from lit_recon.attacks.shadow.training import GradientDescent, KnownTraining, cross_entropy, full_precision, unflatten
 from lit_recon.data.dataset import seeded_generator
-from lit_recon.errors import ConfigError
+from lit_recon.errors import ConfigError, ShapeError
 
 #: Directions that subspace iteration carries beyond those that are kept, and its iterations.
 _MORE, _ITERATIONS = 50, 2
@@ -99,6 +99,16 @@ class PathResponse:
         total = torch.einsum("q,mqp->mp", self.sums, gradients)
         stiff = torch.einsum("qab,mqb->ma", self.inside, gradients @ self.directions)
         found: Tensor = (total @ self.directions + stiff) @ self.directions.T - total
+        return found
+
+    def differences(self, images: Tensor, labels: Tensor) -> Tensor:
+        """The same for any number of models, without derivatives; ShapeError if they are not finite."""
+        at_a_time = max(1, _ROWS_BYTES // (self.weights.numel() * self.weights.element_size()))
+        with full_precision(), torch.no_grad():
+            groups = zip(images.split(at_a_time), labels.split(at_a_time), strict=True)
+            found = torch.cat([self(*group) for group in groups])
+        if not torch.isfinite(found).all():
+            raise ShapeError("linear response diverged to NaN or infinity: lower descent.lr, or set shadows to exact")
         return found
 
 

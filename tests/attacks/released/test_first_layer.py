@@ -14,7 +14,9 @@ from lit_recon.attacks.released.first_layer import FirstLayerRidge, WhitenedFirs
 from lit_recon.attacks.released.kernel_ridge import KernelRidge
 from lit_recon.attacks.released.kernel_systems import BlockSolver
 from lit_recon.attacks.shadow import GradientDescent, PrivateDescent, ShadowPlan
-from lit_recon.data import InformedSplit, InformedSplitSettings, draw_informed_split
+from lit_recon.attacks.shadow.path_response import PathResponse, ResponseSettings
+from lit_recon.attacks.shadow.training import unflatten
+from lit_recon.data import ImageSet, InformedSplit, InformedSplitSettings, draw_informed_split
 from lit_recon.data.sources import Digits
 from lit_recon.errors import ConfigError, LitReconError, ShapeError, ThreatModelError, UnsupportedModelError
 from lit_recon.models.released import ReleasedCNN, ReleasedMLP
@@ -149,7 +151,8 @@ def test_what_it_cannot_work_on_is_refused(plan: ShadowPlan, split: InformedSpli
     refused(ConfigError, "adam", descent=GradientDescent(optimizer="adam"))
     noisy = GradientDescent(dp=PrivateDescent(noise_multiplier=1.0))
     refused(ConfigError, "with known initial weights and without noise", descent=noisy)
-    refused(UnsupportedModelError, "got ReleasedCNN", network=ReleasedCNN((1, 10, 10)))
+    with pytest.raises(UnsupportedModelError, match="whose first layer is linear, ReleasedMLP; got ReleasedCNN"):
+        WhitenedFirstLayer.of(dataclasses.replace(plan, network=ReleasedCNN((1, 10, 10))))
     with pytest.raises(ThreatModelError, match="sees the whole model"):
         FirstLayerRidge().bind(Background())
     with pytest.raises(ThreatModelError, match=r"call bind\(Background\(plan\)\) before"):
@@ -160,6 +163,44 @@ def test_what_it_cannot_work_on_is_refused(plan: ShadowPlan, split: InformedSpli
         FirstLayerRidge(KernelRidge(), solver=BlockSolver(4.0))
     with pytest.raises(ShapeError, match="whole models"):
         WhitenedFirstLayer.of(plan).trace(torch.zeros(2, 7))
+
+
+def padded(images: ImageSet) -> ImageSet:
+    """Digits as large as the convolutions need them."""
+    return dataclasses.replace(images, images=torch.nn.functional.pad(images.images, (1, 1, 1, 1)))
+
+
+def test_behind_convolutions_the_rank_one_part_is_the_input_of_the_linear_layer(split: InformedSplit) -> None:
+    descent = GradientDescent(steps=1, lr=0.1, momentum=0.0)
+    plan = ShadowPlan(ReleasedCNN((1, 10, 10)), padded(split.fixed), descent)
+    released = plan.train(padded(split.targets), range(5), "loop", plan.reference())
+    layer = WhitenedFirstLayer.of(plan, convolutions=True)
+    trace = layer.trace(released)
+    network = ReleasedCNN((1, 10, 10))
+    network.load_state_dict(unflatten(network, plan.initial_weights()))
+    with torch.no_grad():
+        expected = network.layers[:5](padded(split.targets).pixels()[:5]).double()
+    assert torch.cosine_similarity(trace.image, expected).abs().min() > 0.9999
+    # nothing is lost or counted twice
+    rows = (trace.neurons[:, :, None] * trace.image[:, None]).flatten(1) + trace.remainder
+    whole = torch.cat([trace.others[:, : layer.start], rows, trace.others[:, layer.start :]], dim=1)
+    torch.testing.assert_close(whole.float(), released)
+
+
+def test_behind_convolutions_it_finds_images_better_than_from_whole_differences(split: InformedSplit) -> None:
+    """MSE 0.0066 from the linear layer, 0.0103 from whole differences; the mean image has 0.047."""
+    descent = GradientDescent(steps=20, lr=0.02)
+    plan = ShadowPlan(ReleasedCNN((1, 10, 10)), padded(small_split(fixed=200).fixed), descent)
+    own, targets = padded(split.shadow), padded(split.targets)
+    response = PathResponse.of(plan.known, plan.initial_weights(), ResponseSettings(100, 5, 200))
+    shadows = response.differences(own.pixels(), own.labels)
+    released = plan.train(targets, range(20), "loop", plan.reference())
+
+    def error(attack: Reconstructor) -> float:
+        fitted = attack.bind(Background(plan)).fitted(shadows, own.pixels(), own.labels, 10)
+        return float((fitted.reconstruct(released).images - targets.pixels()[:20]).square().mean())
+
+    assert error(FirstLayerRidge()) < 0.8 * error(KernelRidge())
 
 
 def test_models_of_another_training_are_refused(plan: ShadowPlan, split: InformedSplit) -> None:

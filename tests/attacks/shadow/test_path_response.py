@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, hessian, jacrev
 
-from lit_recon.attacks.shadow import GradientDescent, KnownTraining, deltas, train_models, train_reference
+from lit_recon.attacks.shadow import (
+    GradientDescent,
+    KnownTraining,
+    LinearPlan,
+    LinearResponse,
+    ShadowPlan,
+    ShadowStore,
+    deltas,
+    train_models,
+    train_reference,
+)
 from lit_recon.attacks.shadow.engine import full_batch_path
 from lit_recon.attacks.shadow.path_response import (
     PathResponse,
@@ -18,7 +31,9 @@ from lit_recon.attacks.shadow.path_response import (
     spread_steps,
 )
 from lit_recon.attacks.shadow.training import cross_entropy, flat_weights, unflatten
-from lit_recon.errors import ConfigError
+from lit_recon.data import ImageSet
+from lit_recon.errors import ConfigError, ShapeError
+from lit_recon.models.released import ReleasedCNN
 from tests.attacks.shadow.conftest import random_images
 
 EXACT = ResponseSettings(rank=1_000, steps=1_000, images=1_000)
@@ -167,3 +182,37 @@ def test_the_weights_are_those_of_the_reference_at_these_steps() -> None:
 def test_numbers_out_of_range_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match="rank and images must be at least 1 and steps at least 2"):
         ResponseSettings(**wrong)
+
+
+def test_a_plan_of_a_convolutional_network_stores_what_is_predicted(tmp_path: Path) -> None:
+    def images(n: int, seed: int) -> ImageSet:
+        return random_images(n, seed, side=10)
+
+    exact = ShadowPlan(ReleasedCNN((1, 10, 10), 4, hidden=3), images(60, 0), GradientDescent(steps=10, lr=0.02))
+    linear = LinearResponse(rank=50, hessian_images=60, sample=2, tolerance=0.5, steps=5)
+    plan, own_images = LinearPlan(exact, linear, "linear"), images(7, 1)
+    assert plan.description["shadows.steps"] == 5
+    assert plan.description["shadows.rank"] == 50
+    store = ShadowStore.create(tmp_path, plan.description, "loop", 3)
+    sample = plan.exact_sample(tmp_path, own_images)
+    assert sample is not None
+    there = ShadowStore.create(sample.folder, sample.plan.description, "loop", 3)
+    assert list(sample.plan.train_shards(there, [0], sample.images)) == [0]
+    sample.measure()
+    assert list(plan.train_shards(store, [0, 1, 2], own_images)) == [0, 1, 2]
+    response = PathResponse.of(exact.known, exact.initial_weights(), ResponseSettings(50, 5, 60))
+    torch.testing.assert_close(store.read(own_images), response(own_images.pixels(), own_images.labels).detach())
+    assert plan.measured(tmp_path).median < 0.3
+    assert "7 of the 7 shadow models were made by linear response" in plan.notes(tmp_path, 7)[0]
+
+
+def test_a_single_step_of_linear_response_is_refused() -> None:
+    with pytest.raises(ConfigError, match="linear.steps must be 0, or at least 2; got 1"):
+        LinearResponse(steps=1)
+
+
+def test_differences_that_are_not_finite_are_refused() -> None:
+    known, initial = training(linear())
+    response = PathResponse.of(known, initial, EXACT)
+    with pytest.raises(ShapeError, match="diverged to NaN or infinity: lower descent.lr"):
+        dataclasses.replace(response, sums=response.sums * torch.inf).differences(*own())

@@ -204,8 +204,7 @@ class NewtonRetraining(Reconstructor):
         self, response: PathResponse, train: Training, released: Tensor, images: Tensor, labels: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """A round: its images, what is predicted and trained for them, and distances."""
-        with torch.no_grad(), full_precision():
-            predicted = response(images.to(self.plan.device), labels.to(self.plan.device)).cpu()
+        predicted = response.differences(images.to(self.plan.device), labels.to(self.plan.device)).cpu()
         trained = train(images.flatten(1), labels)
         return images, predicted, trained, distances_of(trained, released)
 

@@ -92,8 +92,7 @@ def _curve(record: Content) -> str:
 table("mnist_small", "mnist_small")(_curve)
 
 
-@table("mnist_linear", "mnist_linear")
-def mnist_linear(record: Content) -> str:
+def _linear(record: Content) -> str:
     found = metrics_of(record)
     error = f"{shown(found['linear_error'], '.2f')} in the median and {shown(found['linear_error_max'], '.2f')} at most"
     spent = (
@@ -101,6 +100,10 @@ def mnist_linear(record: Content) -> str:
     )
     note = f"Relative error of {found['linear_error_n']} shadow models: {error}; {spent} seconds of CPU in all."
     return f"{_curve(record)}\n\n{note}"
+
+
+table("mnist_linear", "mnist_linear")(_linear)
+table("cifar10_linear", "cifar10_linear")(_linear)
 
 
 @table("rero_digits", "rero_digits")

@@ -98,17 +98,17 @@ def linear_shadows(record: Content) -> str:
 
 @table("sampled_shadows", "sampled_shadows")
 def sampled_shadows(record: Content) -> str:
-    """Errors and speed of shadow models from some of the fixed images per step."""
+    """Errors and speed of shadow models that are not trained."""
     rows = [
         [
             f"{row['known_images']:,}",
-            f"{row['images']:,}",
+            f"linear response, rank {row['rank']}" if "rank" in row else f"{row['images']:,} images per step",
             *(shown(row["error"][key], ".2f") for key in ("median", "max")),
             shown(row["seconds_exact"]["median"], ".0f"),
-            shown(row["seconds"], ".1f"),
-            shown(row["times_as_fast"], ".1f"),
+            shown(row["seconds"], ".3f" if row["seconds"] < 0.1 else ".1f"),
+            shown(row["times_as_fast"], ".1f" if row["times_as_fast"] < 100 else ",.0f"),
         ]
         for row in record["rows"]
     ]
-    heads = ["known images", "of them per step", "relative error, median", "largest", "seconds of exact training"]
-    return markdown([*heads, "seconds from some images", "times as fast"], rows)
+    heads = ["known images", "from", "relative error, median", "largest", "seconds of exact training"]
+    return markdown([*heads, "seconds instead", "times as fast"], rows)

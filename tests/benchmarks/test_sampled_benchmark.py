@@ -29,3 +29,12 @@ def test_all_images_are_exact_and_few_are_faster(images: Path) -> None:
     assert whole["error"]["max"] < 1e-2 < few["error"]["min"]
     assert few["seconds_exact"] == whole["seconds_exact"]
     assert few["times_as_fast"] == pytest.approx(few["seconds_exact"]["median"] / few["seconds"])
+
+
+def test_linear_response_is_measured_beside_them(images: Path) -> None:
+    comparison = Comparison(images, 30, 2, steps=8)
+    row = comparison.respond(40)
+    assert row["error"]["n"] == row["models"] == 2
+    assert row["error"]["max"] < 0.5
+    assert row["seconds_once"] > 0
+    assert row["times_as_fast"] == pytest.approx(row["seconds_exact"]["median"] / row["seconds"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -9,11 +11,14 @@ from torch import Tensor, nn
 from lit_recon.attacks.shadow import (
     GradientDescent,
     KnownTraining,
+    ShadowPlan,
     deltas,
     fastest_execution,
     train_models,
     train_reference,
+    training,
 )
+from lit_recon.attacks.shadow import plan as plans
 from lit_recon.attacks.shadow.engines import batched_mlp as by_hand
 from lit_recon.attacks.shadow.engines import pixels as products
 from lit_recon.attacks.shadow.engines.batched_mlp import chunk_size, train_batched_mlp
@@ -214,3 +219,33 @@ def test_by_hand_needs_room_for_one_model(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(by_hand, "_LAYER_BYTES", 1)
     assert chunk_size(known) == 1
     torch.testing.assert_close(train_batched_mlp(known, initial_weights(network), own.pixels(), own.labels), whole)
+
+
+@pytest.mark.parametrize("convolves", [True, False])
+def test_gradients_in_parts_are_those_of_all_images(convolves: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "_IN_CACHE", 4)
+    images = random_images(11, 0)
+    first: list[nn.Module] = [nn.Conv2d(1, 2, 2), nn.ELU()] if convolves else []
+    network = nn.Sequential(*first, nn.Flatten(), nn.LazyLinear(4))
+    network(images.pixels())
+    sizes: list[int] = []
+    network.register_forward_hook(lambda module, given, found: sizes.append(len(found)))
+    training.add_gradient(network, images.pixels(), images.labels, 7)
+    assert sizes == ([4, 4, 3] if convolves else [11])
+    found = [parameter.grad for parameter in network.parameters()]
+    loss = nn.functional.cross_entropy(network(images.pixels()), images.labels, reduction="sum") / 7
+    torch.testing.assert_close(found, list(torch.autograd.grad(loss, list(network.parameters()))))
+
+
+def test_a_plan_trains_its_reference_once(plan: ShadowPlan, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, whole = plan.reference(), dataclasses.replace(plan)
+    calls: list[KnownTraining] = []
+
+    def counted(known: KnownTraining, initial: Tensor, orders: object) -> Tensor:
+        calls.append(known)
+        return expected
+
+    monkeypatch.setattr(plans, "train_reference", counted)
+    assert torch.equal(whole.reference(), expected)
+    assert torch.equal(whole.reference(), expected)
+    assert len(calls) == 1

@@ -33,14 +33,14 @@ def repeatable(plan: ShadowPlan | None, who: str) -> ShadowPlan:
 
 def training_of(plan: ShadowPlan, shape: torch.Size) -> Training:
     """The training of a plan, for images of this shape `(c, h, w)`."""
-    known, initial, reference = plan.known, plan.initial_weights().to(plan.device), plan.reference()
+    known, initial = plan.known, plan.initial_weights().to(plan.device)
     # one by one is faster on a CPU than grouped convolutions
     other: Execution = "loop" if plan.device == "cpu" else "vmap"
     execution: Execution = "batched_mlp" if fits_batched_mlp(plan.network) else other
 
     def train(images: Tensor, labels: Tensor) -> Tensor:
         own = images.float().unflatten(1, shape).to(plan.device)
-        return deltas(train_models(known, initial, own, labels.to(plan.device), execution).cpu(), reference)
+        return deltas(train_models(known, initial, own, labels.to(plan.device), execution).cpu(), plan.reference())
 
     return train
 

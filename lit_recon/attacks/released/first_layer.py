@@ -37,9 +37,7 @@ TINY = torch.finfo(torch.float64).tiny
 class Trace(NamedTuple):
     """Rank-one decomposition of differences of a first layer; both factors share an arbitrary sign."""
 
-    image: (
-        Tensor  # `(m, d)`, a multiple of the layer's input for the unknown image, plus an error from the fixed images
-    )
+    image: Tensor  # `(m, d)`, a multiple of the unknown image or its input, plus an error from the fixed images
     neurons: Tensor  # `(m, j)` of unit length: the unknown image's coefficient in every neuron, up to a factor
     whitened: Tensor  # `(m, d)`, a multiple of the whitened input
     remainder: Tensor  # `(m, j * d)`, the layer minus the outer product of `neurons` and `image`

@@ -15,7 +15,8 @@ is kept:
 `H` are computed at some steps only, and interpolated between them. A model costs the gradients of one image at these
 steps, and can be differentiated in that image.
 
-Source: ours; the directions are found by subspace iteration, see [Halko2011].
+Source: ours; without curvature these are the sums of [Pruthi2020], with all of it, those of [Hara2019]. The directions
+are found by subspace iteration, see [Halko2011].
 """
 
 from __future__ import annotations

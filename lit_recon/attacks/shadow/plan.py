@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -74,6 +74,13 @@ class ExactSample:
     check: Callable[[], object]  # refuses an error that is too large
 
 
+@dataclass
+class _Once:
+    """A tensor that is computed when it is first asked for, and kept."""
+
+    value: Tensor | None = None
+
+
 @dataclass(frozen=True, eq=False)
 class ShadowPlan:
     """Models that are trained exactly and alike, each on the fixed set and one image of its own."""
@@ -86,6 +93,7 @@ class ShadowPlan:
     purpose: str = "shadow"  # of fresh weights, noise and unknown orders: released and shadow models draw their own
     device: str = "cpu"
     start: Tensor | None = None  # known initial weights `(p,)` instead of random ones, such as pre-trained ones
+    _reference: _Once = field(default_factory=_Once, init=False, repr=False)  # a copy with changes has its own
 
     @property
     def known(self) -> KnownTraining:
@@ -119,10 +127,18 @@ class ShadowPlan:
 
     def reference(self) -> Tensor:
         """Float64 weights of the model trained on the fixed set alone, `(p,)`, or `(t * p,)` with snapshots."""
-        return self._reference
+        # it takes as long as several models, and is asked for by every file of a store
+        if self._reference.value is None:
+            self._reference.value = self._trained_reference()
+        return self._reference.value
 
-    @cached_property  # as long as several models to train, and asked for by every file of a store
-    def _reference(self) -> Tensor:
+    def for_purpose(self, purpose: str) -> ShadowPlan:
+        """The same with noise, unknown orders and fresh weights of its own; the common reference is trained once."""
+        other = dataclasses.replace(self, purpose=purpose)
+        object.__setattr__(other, "_reference", self._reference)
+        return other
+
+    def _trained_reference(self) -> Tensor:
         orders = None if self.descent.batch_size is None else [seeded_generator(self.seed, "order")]
         if self.descent.has_own_order:
             orders = [seeded_generator(self.seed, "order", "reference", order) for order in range(_REFERENCE_ORDERS)]

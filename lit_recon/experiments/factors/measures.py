@@ -94,7 +94,7 @@ class Measures:
     def _gradients(self) -> dict[str, Any]:
         """The gradients of the unknown images along training."""
         chosen = _first(self.split.targets, self.study.gradient_targets)
-        owners = dataclasses.replace(self.plan, purpose="released")
+        owners = self.plan.for_purpose("released")
         found = along_training(owners, chosen, self.study.gradient_steps, execution_of(self._released.execution))
         return {
             "steps": found.steps,
@@ -166,7 +166,7 @@ class Transfer:
         trainer, split = build_trainer(self.shadows.trainer, loggers=[]), self.split
         device = str(trainer.strategy.root_device)
         plan = self.shadows.plan(split, device)
-        owners = dataclasses.replace(plan, purpose="released")
+        owners = plan.for_purpose("released")
         base, shadow = self.attack(plan, folder.checkpoints / "reconstructor"), self.old.shadow
         feature_map = base.access.feature_map(plan, shadow)
         differences = observed = self._trained(trainer, owners, split.targets, feature_map, folder)

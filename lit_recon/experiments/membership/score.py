@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -124,7 +123,7 @@ class MembershipExperiment:
         share theirs, the released model has others.
         """
         place = self.folder.checkpoints / "_".join(filter(None, (plan.initialization, purpose, part)))
-        owner = dataclasses.replace(plan, purpose=purpose)
+        owner = plan.for_purpose(purpose)
         store = train_store(self.trainer, owner, images, place, way, self.shadows.shard_size, label)
         return store.read(images) if is_first_process() else torch.empty(0)
 

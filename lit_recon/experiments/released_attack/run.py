@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Mapping
 
@@ -68,7 +67,7 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     started = time.perf_counter()
     store = train_store(trainer, models, split.shadow, stored, shadows.execution, shadows.shard_size)
     trained = time.perf_counter() - started
-    owners, there = dataclasses.replace(plan, purpose="released"), folder.checkpoints / "released"
+    owners, there = plan.for_purpose("released"), folder.checkpoints / "released"
     observed = None if released is None else deltas(released, plan.reference())
     if observed is None:
         own = train_store(trainer, owners, split.targets, there, store.execution, store.shard_size, "released models")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -53,7 +53,7 @@ def classifier_of(checkpoint: Path | None, images: ImageSet) -> Backbone | Unava
 def released_store(plan: ShadowPlan, folder: RunFolder) -> ShadowStore:
     """The released models of a finished run with these shadow models; a MissingDataError where they are gone."""
     there = folder.checkpoints / "released"
-    store = ShadowStore.open(there, replace(plan, purpose="released").description)
+    store = ShadowStore.open(there, plan.for_purpose("released").description)
     if store is None:
         raise MissingDataError(f"{there} is not there: repeat the cell by deleting {folder.path}")
     return store

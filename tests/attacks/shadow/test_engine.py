@@ -248,4 +248,8 @@ def test_a_plan_trains_its_reference_once(plan: ShadowPlan, monkeypatch: pytest.
     monkeypatch.setattr(plans, "train_reference", counted)
     assert torch.equal(whole.reference(), expected)
     assert torch.equal(whole.reference(), expected)
+    assert torch.equal(whole.for_purpose("released").reference(), expected)
     assert len(calls) == 1
+    assert whole.for_purpose("released").purpose == "released"
+    dataclasses.replace(whole, descent=GradientDescent(steps=3)).reference()
+    assert len(calls) == 2

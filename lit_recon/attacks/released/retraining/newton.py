@@ -3,7 +3,7 @@
 `PathResponse` predicts the difference of a model from its image, to first order, and can be differentiated in it. A
 training on a guess shows the error of the prediction there. Every round finds the image whose prediction, corrected by
 that error, comes nearest to the released difference, and trains on it. Between trainings the error is taken for linear
-in the prediction, as earlier trainings of the round show it (Broyden's method).
+in the prediction, as earlier trainings show it (Broyden's method).
 """
 
 from __future__ import annotations
@@ -146,6 +146,8 @@ class NewtonRetraining(Reconstructor):
 
     @property
     def notes(self) -> tuple[str, ...]:
+        if not self.trainings:
+            return ("Every image is that whose predicted weights come nearest to the released ones; none was checked.",)
         how = (
             f"Every image was found by at most {self.trainings} trainings, between which the weights are predicted to "
             "first order; it is certified if the trained weights differ from the released ones by at most "

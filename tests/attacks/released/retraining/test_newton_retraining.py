@@ -70,8 +70,10 @@ def test_what_has_not_converged_is_not_certified(plan: ShadowPlan, released: Ten
 def test_without_a_training_there_is_a_guess_and_no_certificate(
     plan: ShadowPlan, split: InformedSplit, released: Tensor
 ) -> None:
-    found = fit(dataclasses.replace(COARSE, trainings=0), plan).reconstruct(released)
+    fitted = fit(dataclasses.replace(COARSE, trainings=0), plan)
+    found = fitted.reconstruct(released)
     assert found.certified is None
+    assert "none was checked" in fitted.notes[0]
     truth = split.targets.pixels()
     mean = split.fixed.pixels().mean(0)
     assert (found.images - truth).square().mean() < 0.7 * (mean - truth).square().mean()

@@ -68,7 +68,8 @@ def cifar10_newton(records: Sequence[Content]) -> str:
         found, row = metrics_of(by_name[name]), row_of(by_name[name])
         sure = found.get("certified_rate")
         certified = "" if sure is None else f"{round(sure * found['n'])} of {found['n']}"
-        errors = [_mse(found.get(key)) for key in ("certified_mse_max", "mse", *_BASELINES.values())]
+        worst = "" if sure is None else _mse(found.get("certified_mse_max"))
+        errors = [worst, *(_mse(found[key]) for key in ("mse", *_BASELINES.values()))]
         labels = f"{round(found['label_accuracy'] * found['n'])} of {found['n']}"
         lines.append([title, certified, *errors, labels, shown(row["cpu_seconds"] / 60, ".0f")])
     return markdown(["", "certified", "largest MSE of these", "MSE", *_BASELINES, "labels", "minutes of CPU"], lines)

@@ -1,6 +1,8 @@
-"""Least squares that is the same in every run."""
+"""Least squares that is the same in every run, and L-BFGS whose evaluations are asked for one by one."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,3 +20,98 @@ def least_squares(matrix: Tensor, target: Tensor) -> Tensor:
     driver = "gels" if matrix.is_cuda else "gelsd"
     solution: Tensor = torch.linalg.lstsq(matrix, target, driver=driver).solution
     return solution
+
+
+#: Decrease that is asked of a step, relative to that by the slope; and limits of a shorter step, relative to the last.
+_DECREASE, _SHORTER, _LESS_SHORT = 1e-4, 0.1, 0.5
+#: Cosine of the angle between a step and the change of the gradient, below which it says nothing of the curvature.
+_CURVED = 1e-10
+#: Length of a step, relative to that of the variables, below which nothing changes.
+_STILL = 1e-9
+#: Length of the first step, relative to the root of the number of variables.
+_FIRST = 0.003
+
+
+class StepwiseLBFGS:
+    """L-BFGS in the compact form of [Byrd1994], with steps that are made shorter until the loss falls.
+
+    After every evaluation at `variable` with its gradient, `told` moves it to where the next one is asked: several
+    searches can be evaluated together, each at its own stage.
+
+    Args:
+        variable: that is moved.
+        history: number of steps and changes of the gradient that are kept.
+    """
+
+    def __init__(self, variable: Tensor, history: int) -> None:
+        self.variable, self.history = variable, history
+        self.still = False
+        like = variable.detach().flatten()
+        self._best: tuple[float, Tensor, Tensor] | None = None  # loss, place and gradient
+        self._steps, self._changes = (like.new_zeros(history, len(like)) for _ in range(2))
+        self._products = like.new_zeros(history, history, dtype=torch.float64)
+        self._kept, self._direction, self._length = 0, torch.zeros_like(like), 1.0
+
+    def told(self, loss: float) -> None:
+        """Move to the next place, given the loss at this one."""
+        assert self.variable.grad is not None
+        place, slope = (one.detach().flatten().clone() for one in (self.variable, self.variable.grad.detach()))
+        if self._best is None:
+            self._best = (loss, place, slope)
+            self._turn(_FIRST * len(slope) ** 0.5)
+        else:
+            before, start, gradient = self._best
+            expected = self._length * float(gradient @ self._direction)
+            if loss <= before + _DECREASE * expected:
+                self._learn(place - start, slope - gradient)
+                self._best = (loss, place, slope)
+                self._turn(1.0)
+            else:
+                excess = loss - before - expected  # above 0; not finite where the loss is not
+                shorter = -expected / (2 * excess) if excess < float("inf") else 0.0
+                self._length *= min(max(shorter, _SHORTER), _LESS_SHORT)
+        _, start, _ = self._best
+        step = self._length * self._direction
+        self.still = bool(step.norm() <= _STILL * start.norm())
+        with torch.no_grad():
+            self.variable.copy_((start + step).view_as(self.variable))
+
+    def _learn(self, step: Tensor, change: Tensor) -> None:
+        if not float(step @ change) > _CURVED * float(step.norm() * change.norm()):
+            return
+        if self._kept == self.history:
+            for one in (self._steps, self._changes):
+                one[:-1] = one[1:].clone()
+            self._products[:-1, :-1] = self._products[1:, 1:].clone()
+            self._kept -= 1
+        last = self._kept
+        self._steps[last], self._changes[last] = step, change
+        self._kept += 1
+        self._products[: self._kept, last] = (self._steps[: self._kept] @ change).double()
+
+    def _turn(self, length: float) -> None:
+        """The quasi-Newton direction at the best place; without history the gradient's, of this length."""
+        assert self._best is not None
+        slope, n = self._best[2], self._kept
+        self._length = 1.0
+        if not n:
+            self._direction = -slope * (length / slope.norm().clamp_min(torch.finfo(slope.dtype).tiny))
+            return
+        steps, changes, upper = self._steps[:n], self._changes[:n], self._products[:n, :n].triu()
+        own = upper.diagonal()
+        scale = float(own[-1]) / float(changes[-1].square().sum())
+        left, right = (steps @ slope).double(), scale * (changes @ slope).double()
+        solved = torch.linalg.solve_triangular(upper, left[:, None], upper=True)[:, 0]
+        back = solved.to(changes) @ changes
+        inner = own * solved + scale * (changes @ back).double() - right
+        first = torch.linalg.solve_triangular(upper.T, inner[:, None], upper=False)[:, 0]
+        self._direction = -(scale * slope + first.to(steps) @ steps - scale * back)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything but the variable."""
+        return {name: value for name, value in vars(self).items() if name not in ("variable", "history")}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict()`."""
+        for name, value in state.items():
+            setattr(self, name, value)

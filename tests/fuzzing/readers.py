@@ -16,6 +16,7 @@ READERS: dict[str, Reader] = {
         tensor_files.RELEASED,
         tensor_files.FINISHED,
         tensor_files.SEARCH,
+        tensor_files.ROUNDS,
         tensor_files.OUTCOME,
         torch_files.STATE_DICT,
         torch_files.TRAINING,

@@ -18,6 +18,8 @@ from torch import nn
 
 from lit_recon.attacks.base import Curve
 from lit_recon.attacks.released.retraining.anderson import SearchState
+from lit_recon.attacks.released.retraining.newton import Rounds
+from lit_recon.attacks.released.retraining.state import read_state, write_state
 from lit_recon.attacks.shadow.plan import load_released
 from lit_recon.clients.record import Circumstances, RecordedUpdate
 from lit_recon.experiments.audit.attacks import Outcome, read_outcome
@@ -335,7 +337,7 @@ FINISHED = Reader(
 def search_file() -> bytes:
     """The state of a search by retraining."""
     state = SearchState.of(_pixels(2, 4), torch.tensor([0, 1]))
-    return _written(state.write)
+    return _written(functools.partial(write_state, state=state))
 
 
 def _check_search(found: Any, files: Files) -> None:
@@ -347,8 +349,35 @@ SEARCH = Reader(
     "SearchState",
     "states of searches",
     _one(variants(search_file())),
-    lambda folder: SearchState.read(folder / "file.safetensors"),
+    lambda folder: read_state(folder / "file.safetensors", SearchState),
     _check_search,
+    short=60,
+)
+
+
+@functools.cache
+def rounds_file() -> bytes:
+    """All trainings of a search by Newton's method."""
+    differences = torch.rand(2, 3, 5)
+    distances = torch.rand(2, 3, dtype=torch.float64)
+    rounds = Rounds(
+        _pixels(2, 3)[:, None].expand(-1, 3, -1, -1, -1), torch.tensor([0, 1]), differences, differences + 1, distances
+    )
+    return _written(functools.partial(write_state, state=rounds))
+
+
+def _check_rounds(found: Any, files: Files) -> None:
+    assert found.images.dim() == 5
+    assert found.distances.shape == found.images.shape[:2] == found.predicted.shape[:2] == found.trained.shape[:2]
+    assert found.labels.shape == found.images.shape[:1]
+
+
+ROUNDS = Reader(
+    "Rounds",
+    "trainings of searches by Newton's method",
+    _one(variants(rounds_file())),
+    lambda folder: read_state(folder / "file.safetensors", Rounds),
+    _check_rounds,
     short=60,
 )
 

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from lit_recon import cli
 from lit_recon.attacks.released.retraining.anderson import SearchState
+from lit_recon.attacks.released.retraining.state import read_state
 from lit_recon.attacks.shadow.store import ShadowStore
 from lit_recon.clients.record import Circumstances, RecordedUpdate
 from lit_recon.errors import ConfigError, CorruptFileError
@@ -240,7 +241,7 @@ def test_the_state_of_a_search_whose_parts_do_not_fit(tmp_path: Path) -> None:
     tensors = load_file(path)
     save_file({**tensors, "labels": tensors["labels"][:1].clone()}, path)
     with pytest.raises(CorruptFileError, match=r"search\.safetensors"):
-        SearchState.read(path)
+        read_state(path, SearchState)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from lit_recon.attacks.released.base import (
 )
 from lit_recon.attacks.released.first_layer import TINY, FirstLayerRidge, WhitenedFirstLayer
 from lit_recon.attacks.released.retraining.repetition import Training, distances_of, repeatable, training_of
-from lit_recon.attacks.released.retraining.state import StoredSearch
+from lit_recon.attacks.released.retraining.state import read_state, write_state
 from lit_recon.errors import ConfigError
 
 #: A search restarts from its best guess when its distance exceeds the least one so far by this factor.
@@ -29,12 +29,18 @@ _CAREFUL = 0.5
 
 
 @dataclass(frozen=True, eq=False)
-class SearchState(StoredSearch):
+class SearchState:
     """Best results so far, in tensors that are changed in place."""
 
+    images: Tensor  # `(m, c, h, w)`
     labels: Tensor  # `(m,)`
     distances: Tensor  # of their weights, `(m,)`; infinite before the first search
     searches: Tensor  # number of searches for each, int64 `(m,)`
+
+    def __post_init__(self) -> None:
+        n = self.images.shape[:1]
+        if self.images.dim() != 4 or not self.labels.shape == self.distances.shape == self.searches.shape == n:
+            raise ValueError("images must be (m, c, h, w) and all else (m,)")
 
     @classmethod
     def of(cls, images: Tensor, labels: Tensor) -> SearchState:
@@ -110,7 +116,7 @@ class AndersonRetraining(Improvement):
         path, state = None, SearchState.of(first.images, first.labels)
         if self.folder is not None:
             path = self.folder / f"search_{digest(f'{self}', differences, first.images, first.labels)}.safetensors"
-            state = SearchState.read(path) if path.is_file() else state
+            state = read_state(path, SearchState) if path.is_file() else state
         train = training_of(self.plan, first.images.shape[1:])
         for attempt in range(self.restarts + 1):
             left = ((state.distances > self.certain) & (state.searches == attempt)).nonzero().squeeze(1)
@@ -124,7 +130,7 @@ class AndersonRetraining(Improvement):
                     starts, labels = self._again(train, differences[chunk], starts, attempt)
                 state.update(chunk, labels, *self._search(train, differences[chunk], starts, labels, advance))
                 if path is not None:
-                    state.write(path)
+                    write_state(path, state)
         return ReconstructedTargets(state.images, state.labels, state.distances, state.distances <= self.certain)
 
     def _search(

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field, fields
 import torch
 from torch import Tensor
 
-from lit_recon.attacks.lbfgs import StepwiseLBFGS
 from lit_recon.attacks.released.base import Advance, Background, ReconstructedTargets, Reconstructor, digest
 from lit_recon.attacks.released.retraining.repetition import Training, distances_of, repeatable, training_of
-from lit_recon.attacks.released.retraining.state import StoredSearch
+from lit_recon.attacks.released.retraining.state import read_state, write_state
 from lit_recon.attacks.shadow.path_response import PathResponse, ResponseSettings
 from lit_recon.attacks.shadow.training import full_precision
 from lit_recon.errors import ConfigError, ShapeError
+from lit_recon.solving import StepwiseLBFGS
 
 #: Pairs that L-BFGS keeps.
 _HISTORY = 50
@@ -32,13 +32,20 @@ _DECREASE, _EVALUATIONS = 0.02, 20
 
 
 @dataclass(frozen=True, eq=False)
-class Rounds(StoredSearch):
-    """All trainings so far; `images` are their guesses, `(m, k, c, h, w)`."""
+class Rounds:
+    """All trainings so far."""
 
+    images: Tensor  # that were trained on, `(m, k, c, h, w)`
     labels: Tensor  # int64 `(m,)`
     predicted: Tensor  # differences that `PathResponse` predicts, `(m, k, p)`
     trained: Tensor  # differences of the trained models, `(m, k, p)`
     distances: Tensor  # of the latter from the released ones, relative to their norms, float64 `(m, k)`
+
+    def __post_init__(self) -> None:
+        m, k = self.images.shape[:2]
+        differences = self.predicted.shape == self.trained.shape == (m, k, self.trained.shape[-1])
+        if self.images.dim() != 5 or self.labels.shape != (m,) or self.distances.shape != (m, k) or not differences:
+            raise ValueError("images must be (m, k, c, h, w), labels (m,), differences (m, k, p) and distances (m, k)")
 
     @property
     def n(self) -> int:
@@ -176,7 +183,7 @@ class NewtonRetraining(Reconstructor):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Images `(m, c, h, w)`, labels `(m,)` and distances `(m,)` of released differences `(m, p)`."""
         path = None if self.folder is None else self.folder / f"newton_{digest(f'{self}', released)}.safetensors"
-        rounds = None if path is None or not path.is_file() else Rounds.read(path)
+        rounds = None if path is None or not path.is_file() else read_state(path, Rounds)
         if rounds is None:
             images, labels, misfits = self._first(response, released)
             if not self.trainings:
@@ -188,7 +195,7 @@ class NewtonRetraining(Reconstructor):
             advance(len(released) * rounds.n)
         while True:
             if path is not None:
-                rounds.write(path)
+                write_state(path, rounds)
             starts, distances = rounds.of_best(rounds.images), rounds.distances.min(dim=1).values
             going = distances > self.tolerance
             if rounds.n >= self.trainings or not going.any():

@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
-from typing import Self
+from typing import Any, TypeVar
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
-from torch import Tensor
 
 from lit_recon.errors import CorruptFileError
 from lit_recon.io.files import write_bytes
 
+State = TypeVar("State")
 
-@dataclass(frozen=True, eq=False)
-class StoredSearch:
-    """Subclasses add fields, tensors with one row per target."""
 
-    images: Tensor  # `(m, ..., c, h, w)`
+def write_state(path: Path, state: Any) -> None:
+    """Write a dataclass of tensors, atomically."""
+    write_bytes(path, save({field.name: getattr(state, field.name).contiguous() for field in fields(state)}))
 
-    def write(self, path: Path) -> None:
-        """Write a file, atomically."""
-        write_bytes(path, save({field.name: getattr(self, field.name).contiguous() for field in fields(self)}))
 
-    @classmethod
-    def read(cls, path: Path) -> Self:
-        """Read a file of `write`; CorruptFileError if it is damaged."""
-        try:
-            found = cls(**load_file(path))
-            if len({len(getattr(found, field.name)) for field in fields(found)}) != 1 or found.images.dim() < 4:
-                raise ValueError("images must be (m, ..., c, h, w) and all else (m, ...)")
-            return found
-        except (SafetensorError, OSError, ValueError, TypeError) as error:
-            raise CorruptFileError(
-                f"{path} is truncated or not the state of a search ({error}): delete it to start over"
-            ) from error
+def read_state(path: Path, kind: type[State]) -> State:
+    """Read what `write_state` wrote; CorruptFileError for a damaged file, and where `kind` raises a ValueError."""
+    try:
+        return kind(**load_file(path))
+    except (SafetensorError, OSError, ValueError, TypeError) as error:
+        raise CorruptFileError(
+            f"{path} is truncated or not the state of a search ({error}): delete it to start over"
+        ) from error

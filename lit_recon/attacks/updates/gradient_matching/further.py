@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from lit_recon.attacks.base import AttackRun, Execution, SteppableAttack, put, unsolved
-from lit_recon.attacks.lbfgs import StepwiseLBFGS
 from lit_recon.attacks.updates.feature_maps.matching import MapMatching
 from lit_recon.attacks.updates.feature_maps.patches import PatchMatching
 from lit_recon.attacks.updates.features.inputs import InputMatching
@@ -23,6 +22,7 @@ from lit_recon.attacks.updates.gradient_matching.solvers import LBFGS, Solver
 from lit_recon.attacks.updates.gradient_matching.state import MatchingState, Problem, Within
 from lit_recon.attacks.updates.labels.recovery import LabelRecovery
 from lit_recon.records import Reconstruction
+from lit_recon.solving import StepwiseLBFGS
 
 
 class FurtherStarts(SteppableAttack[MatchingState]):

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from lit_recon.attacks.base import Curve
-from lit_recon.attacks.lbfgs import StepwiseLBFGS
 from lit_recon.attacks.updates.gradient_matching.matching import Matching
 from lit_recon.attacks.updates.gradient_matching.parametrizations import Parametrization, Restart, Variables
 from lit_recon.attacks.updates.gradient_matching.priors import Penalty
+from lit_recon.solving import StepwiseLBFGS
 
 
 class Within(NamedTuple):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_recon.attacks.lbfgs import StepwiseLBFGS
+from lit_recon.solving import StepwiseLBFGS
 
 Function = Callable[[Tensor], Tensor]
 

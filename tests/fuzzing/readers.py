@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.fuzzing import data_files, run_files, settings_files, tensor_files, torch_files
+from tests.fuzzing import data_files, run_files, search_files, settings_files, tensor_files, torch_files
 from tests.fuzzing.harness import Reader
 
 READERS: dict[str, Reader] = {
@@ -15,8 +15,8 @@ READERS: dict[str, Reader] = {
         tensor_files.UPDATE,
         tensor_files.RELEASED,
         tensor_files.FINISHED,
-        tensor_files.SEARCH,
-        tensor_files.ROUNDS,
+        search_files.SEARCH,
+        search_files.ROUNDS,
         tensor_files.OUTCOME,
         torch_files.STATE_DICT,
         torch_files.TRAINING,

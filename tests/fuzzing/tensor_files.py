@@ -17,9 +17,6 @@ from safetensors.torch import save
 from torch import nn
 
 from lit_recon.attacks.base import Curve
-from lit_recon.attacks.released.retraining.anderson import SearchState
-from lit_recon.attacks.released.retraining.newton import Rounds
-from lit_recon.attacks.released.retraining.state import read_state, write_state
 from lit_recon.attacks.shadow.plan import load_released
 from lit_recon.clients.record import Circumstances, RecordedUpdate
 from lit_recon.experiments.audit.attacks import Outcome, read_outcome
@@ -121,17 +118,17 @@ def variants(content: bytes, key: str = "") -> st.SearchStrategy[bytes]:
     return intact_or(content, *others)
 
 
-def _written(write: Callable[[Path], object], name: str = "file.safetensors") -> bytes:
+def written(write: Callable[[Path], object], name: str = "file.safetensors") -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder) / name)
         return (Path(folder) / name).read_bytes()
 
 
-def _one(strategy: st.SearchStrategy[bytes], name: str = "file.safetensors") -> st.SearchStrategy[Files]:
+def one(strategy: st.SearchStrategy[bytes], name: str = "file.safetensors") -> st.SearchStrategy[Files]:
     return strategy.map(lambda content: {name: content})
 
 
-def _pixels(n: int, side: int) -> torch.Tensor:
+def pixels(n: int, side: int) -> torch.Tensor:
     return torch.rand(n, 1, side, side, generator=torch.Generator().manual_seed(0))
 
 
@@ -155,7 +152,7 @@ def _finite_or_any(found: Any, files: Files) -> None:
 TENSORS = Reader(
     "read_tensors",
     "safetensors headers and bodies",
-    _one(variants(plain_file())),
+    one(variants(plain_file())),
     lambda folder: read_tensors(folder / "file.safetensors"),
     _finite_or_any,
     short=150,
@@ -171,7 +168,7 @@ def backbone_file() -> bytes:
         layer = WideFeatureLayer(trunk.out_features, 8, 4)
         model = Backbone(trunk, 3, Normalization((0.5,), (0.25,)), layer)
     checkpoint = BackboneCheckpoint(model, ["cat", "dog", "fox"], "0123456789abcdef", 2, 0.5)
-    return _written(lambda path: save_backbone(path, checkpoint))
+    return written(lambda path: save_backbone(path, checkpoint))
 
 
 def _check_backbone(found: Any, files: Files) -> None:
@@ -187,7 +184,7 @@ def _check_backbone(found: Any, files: Files) -> None:
 BACKBONE = Reader(
     "load_backbone",
     "checkpoints of backbones",
-    _one(variants(backbone_file(), "lit_recon.backbone")),
+    one(variants(backbone_file(), "lit_recon.backbone")),
     lambda folder: load_backbone(folder / "file.safetensors"),
     _check_backbone,
     short=150,
@@ -201,7 +198,7 @@ def generator_file() -> bytes:
         torch.manual_seed(0)
         model = ConvGenerator((1, 8, 8), latent_size=3, width=2)
     checkpoint = GeneratorCheckpoint(model, "digits", "0123", torch.arange(5), 3)
-    return _written(lambda path: save_generator(path, checkpoint))
+    return written(lambda path: save_generator(path, checkpoint))
 
 
 def _check_generator(found: Any, files: Files) -> None:
@@ -217,7 +214,7 @@ def _check_generator(found: Any, files: Files) -> None:
 GENERATOR = Reader(
     "load_generator",
     "checkpoints of generators",
-    _one(variants(generator_file(), "lit_recon.generator")),
+    one(variants(generator_file(), "lit_recon.generator")),
     lambda folder: load_generator(folder / "file.safetensors"),
     _check_generator,
     short=100,
@@ -230,13 +227,13 @@ def update_file() -> bytes:
     before = network().state_dict()
     sent = {name: value + 1 for name, value in before.items()}
     known = Circumstances(4, 2, 2, 0.1, 0.9, 1e-4, "train")
-    return _written(lambda path: RecordedUpdate(before, sent, "weights", known).save(path))
+    return written(lambda path: RecordedUpdate(before, sent, "weights", known).save(path))
 
 
 @functools.cache
 def truth_file() -> bytes:
     """Images of the client, kept beside it."""
-    tensors = {"truth/images": _pixels(4, 8), "truth/labels": torch.arange(4)}
+    tensors = {"truth/images": pixels(4, 8), "truth/labels": torch.arange(4)}
     return save(tensors, {"lit_recon_update": json.dumps({"version": 1})})
 
 
@@ -288,7 +285,7 @@ def _check_released(found: Any, files: Files) -> None:
 RELEASED = Reader(
     "load_released",
     "released models",
-    _one(variants(released_file())),
+    one(variants(released_file())),
     lambda folder: load_released(folder / "file.safetensors", ReleasedMLP((1, 4, 4), 3, (5,)), 2),
     _check_released,
     short=60,
@@ -302,7 +299,7 @@ def finished_file() -> bytes:
     batches = [
         FinishedBatch(
             number,
-            Reconstruction(_pixels(2, 4), torch.tensor([0, 1]), 0.5, curve, ("note",)),
+            Reconstruction(pixels(2, 4), torch.tensor([0, 1]), 0.5, curve, ("note",)),
             [curve],
             1.0,
             0.5,
@@ -310,7 +307,7 @@ def finished_file() -> bytes:
         )
         for number in range(2)
     ]
-    return _written(lambda path: save_finished(path.parent, batches), "victims_0000-0001.safetensors")
+    return written(lambda path: save_finished(path.parent, batches), "victims_0000-0001.safetensors")
 
 
 def _check_finished(found: Any, files: Files) -> None:
@@ -326,7 +323,7 @@ def _check_finished(found: Any, files: Files) -> None:
 FINISHED = Reader(
     "load_finished",
     "finished victims",
-    _one(variants(finished_file(), "lit_recon.victims"), "victims_0000-0001.safetensors"),
+    one(variants(finished_file(), "lit_recon.victims"), "victims_0000-0001.safetensors"),
     lambda folder: load_finished(folder),
     _check_finished,
     short=80,
@@ -334,60 +331,11 @@ FINISHED = Reader(
 
 
 @functools.cache
-def search_file() -> bytes:
-    """The state of a search by retraining."""
-    state = SearchState.of(_pixels(2, 4), torch.tensor([0, 1]))
-    return _written(functools.partial(write_state, state=state))
-
-
-def _check_search(found: Any, files: Files) -> None:
-    assert found.images.dim() == 4
-    assert found.labels.shape == found.distances.shape == found.searches.shape == found.images.shape[:1]
-
-
-SEARCH = Reader(
-    "SearchState",
-    "states of searches",
-    _one(variants(search_file())),
-    lambda folder: read_state(folder / "file.safetensors", SearchState),
-    _check_search,
-    short=60,
-)
-
-
-@functools.cache
-def rounds_file() -> bytes:
-    """All trainings of a search by Newton's method."""
-    differences = torch.rand(2, 3, 5)
-    distances = torch.rand(2, 3, dtype=torch.float64)
-    rounds = Rounds(
-        _pixels(2, 3)[:, None].expand(-1, 3, -1, -1, -1), torch.tensor([0, 1]), differences, differences + 1, distances
-    )
-    return _written(functools.partial(write_state, state=rounds))
-
-
-def _check_rounds(found: Any, files: Files) -> None:
-    assert found.images.dim() == 5
-    assert found.distances.shape == found.images.shape[:2] == found.predicted.shape[:2] == found.trained.shape[:2]
-    assert found.labels.shape == found.images.shape[:1]
-
-
-ROUNDS = Reader(
-    "Rounds",
-    "trainings of searches by Newton's method",
-    _one(variants(rounds_file())),
-    lambda folder: read_state(folder / "file.safetensors", Rounds),
-    _check_rounds,
-    short=60,
-)
-
-
-@functools.cache
 def outcome_file() -> bytes:
     """The outcome of an attack of an audit."""
-    found = Reconstruction(_pixels(2, 4), torch.tensor([0, 1]), 0.5, certified=torch.tensor([True, False]))
+    found = Reconstruction(pixels(2, 4), torch.tensor([0, 1]), 0.5, certified=torch.tensor([True, False]))
     outcome = Outcome("analytic", "Analytic inversion", "nothing", found, "", 1.0, 0, 0.5, 1, ("note",))
-    return _written(lambda path: outcome.write(path.parent), "analytic.safetensors")
+    return written(lambda path: outcome.write(path.parent), "analytic.safetensors")
 
 
 def _check_outcome(found: Any, files: Files) -> None:
@@ -402,7 +350,7 @@ def _check_outcome(found: Any, files: Files) -> None:
 OUTCOME = Reader(
     "read_outcome",
     "outcomes of audits",
-    _one(variants(outcome_file(), "lit_recon_audit")),
+    one(variants(outcome_file(), "lit_recon_audit")),
     lambda folder: read_outcome(folder / "file.safetensors"),
     _check_outcome,
     short=80,

@@ -26,7 +26,8 @@ from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.training.module import read_utility
 from tests.fuzzing.payloads import MARK, SCRIPTS
 from tests.fuzzing.run_files import METRICS, SETTINGS, check_page, make_evaluation, make_run
-from tests.fuzzing.tensor_files import finished_file, joined, outcome_file, search_file, split, update_file
+from tests.fuzzing.search_files import search_file
+from tests.fuzzing.tensor_files import finished_file, joined, outcome_file, split, update_file
 from tests.fuzzing.torch_files import _observation, running_file
 
 

@@ -88,7 +88,7 @@ def test_the_papers_setting_for_digits_and_a_classifier(images: Path) -> None:
 def test_what_a_reconstructor_cannot_work_on_is_refused_before_training(
     images: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    whole = {"reconstructor": "FirstLayerRidge"}
+    whole = {"reconstructor": "AndersonRetraining"}
     assert run("cifar10_small", images, curve="[]", **whole) == 2
     assert "first layer is linear" in capsys.readouterr().err
     assert run("mnist_small", images, curve="[]", classifier=images / "none.safetensors") == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,6 +13,12 @@ from lit_recon.attacks.released.retraining.newton import Rounds
 from lit_recon.attacks.released.retraining.state import read_state, write_state
 from tests.fuzzing.harness import Files, Reader
 from tests.fuzzing.tensor_files import one, pixels, variants, written
+
+
+def _reader(name: str, what: str, content: bytes, kind: type, check: Callable[[Any, Files], None]) -> Reader:
+    """Of files of one kind of state."""
+    read = functools.partial(read_state, kind=kind)
+    return Reader(name, what, one(variants(content)), lambda folder: read(folder / "file.safetensors"), check, short=60)
 
 
 @functools.cache
@@ -26,14 +33,7 @@ def _check_search(found: Any, files: Files) -> None:
     assert found.labels.shape == found.distances.shape == found.searches.shape == found.images.shape[:1]
 
 
-SEARCH = Reader(
-    "SearchState",
-    "states of searches",
-    one(variants(search_file())),
-    lambda folder: read_state(folder / "file.safetensors", SearchState),
-    _check_search,
-    short=60,
-)
+SEARCH = _reader("SearchState", "states of searches", search_file(), SearchState, _check_search)
 
 
 @functools.cache
@@ -53,11 +53,4 @@ def _check_rounds(found: Any, files: Files) -> None:
     assert found.labels.shape == found.images.shape[:1]
 
 
-ROUNDS = Reader(
-    "Rounds",
-    "trainings of searches by Newton's method",
-    one(variants(rounds_file())),
-    lambda folder: read_state(folder / "file.safetensors", Rounds),
-    _check_rounds,
-    short=60,
-)
+ROUNDS = _reader("Rounds", "trainings of searches by Newton's method", rounds_file(), Rounds, _check_rounds)

@@ -55,9 +55,9 @@ class WhitenedFirstLayer:
     before: nn.Module  # from images `(n, c, h, w)` to the layer's inputs, `(n, d)`
     start: int  # position of the layer's weights in those of a model
 
-    @classmethod
-    def of(cls, plan: ShadowPlan | None, who: str = "the attack", convolutions: bool = False) -> WhitenedFirstLayer:
-        """Of the models of a plan, behind `convolutions` only if they are allowed; ThreatModelError without a plan.
+    @staticmethod
+    def check(plan: ShadowPlan | None, who: str = "the attack", convolutions: bool = False) -> ShadowPlan:
+        """The plan, if it has such a layer, behind `convolutions` only if they are allowed; ThreatModelError without.
 
         UnsupportedModelError or ConfigError where the rows of the layer are not combinations of its inputs.
         """
@@ -78,6 +78,13 @@ class WhitenedFirstLayer:
                 f"got {plan.initialization} weights, {descent.optimizer}, "
                 f"{'noise' if descent.is_noisy else 'no noise'} and {len(descent.snapshots)} snapshots: use KernelRidge"
             )
+        return plan
+
+    @classmethod
+    def of(cls, plan: ShadowPlan | None, who: str = "the attack", convolutions: bool = False) -> WhitenedFirstLayer:
+        """Of the models of a plan; raises as `check`. Behind convolutions the reference has to be trained."""
+        plan = cls.check(plan, who, convolutions)
+        network = plan.network
         layers = copy.deepcopy(network.layers)
         if isinstance(network, ReleasedCNN):
             layers.load_state_dict(unflatten(layers, plan.reference().float()))
@@ -169,11 +176,12 @@ class FirstLayerRidge(Improvement):
             raise ConfigError("solver is that of the default for inner; got both: set the solver of inner instead")
 
     def prepare(self, background: Background) -> None:
-        self.layer = WhitenedFirstLayer.of(background.plan, "FirstLayerRidge", convolutions=True)
+        self.plan = WhitenedFirstLayer.check(background.plan, "FirstLayerRidge", convolutions=True)
         usual = KernelRidge(_BANDWIDTHS, _RIDGES, solver=self.solver)
         self.guess = (self.inner or usual).bind(background)
 
     def fit(self, differences: Tensor, images: Tensor, labels: Tensor, n_classes: int) -> None:
+        self.layer = WhitenedFirstLayer.of(self.plan, convolutions=True)  # may train, which `prepare` must not
         features, shares = torch.empty(0), []
         for chunk in torch.arange(len(differences)).split(_CHUNK):
             trace = self.layer.trace(differences[chunk])

@@ -126,15 +126,20 @@ class LinearPlan:
         return isinstance(self.exact.network, ReleasedMLP)
 
     @property
+    def _samples(self) -> bool:
+        """Whether the change of the fixed set's gradient is estimated on some of its images."""
+        return not self._is_mlp and not self.response.steps
+
+    @property
     def fixed(self) -> ImageSet:
         return self.exact.fixed
 
     @property
     def description(self) -> dict[str, object]:
         used = asdict(self.response)
-        if self._is_mlp or not self.response.steps:
+        if self._is_mlp or self._samples:
             used.pop("steps")
-        if not self._is_mlp and not self.response.steps:
+        if self._samples:
             used.pop("rank")
         response = {f"shadows.{key}": value for key, value in used.items()}
         return {**self.exact.description, "shadows": self.kind, **response}
@@ -195,9 +200,7 @@ class LinearPlan:
         if linear:
             some = min(self.response.hessian_images, len(self.fixed))
             means = f"from {some} of the {len(self.fixed)} fixed images per step"
-            if self._is_mlp or self.response.steps:
-                means = "by linear response"
-            how = f"{linear} of the {n} shadow models were made {means}"
+            how = f"{linear} of the {n} shadow models were made {means if self._samples else 'by linear response'}"
         return (f"{how}: {self.measured(folder).sentence}.",)
 
     def train_shards(self, store: ShadowStore, shards: Sequence[int], images: ImageSet) -> Iterator[int]:
@@ -233,7 +236,7 @@ class LinearPlan:
         if self._is_mlp:
             initial = self.exact.initial_weights().to(device)
             return (found.cpu() for found in respond(self.exact.known, initial, tensors, self.response))
-        if self.response.steps:
+        if not self._samples:
             return (self._path_response.differences(*group).cpu() for group in tensors)
         # all groups together share the reference's gradients
         images, labels = (torch.cat(parts) for parts in zip(*tensors, strict=True))

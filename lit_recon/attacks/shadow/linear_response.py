@@ -164,8 +164,8 @@ class LinearResponse:
             with `steps`, of the fixed set's curvature.
         hessian_images: images of the fixed set that a step's Hessian is estimated on, or, for networks other than MLPs
             without `steps`, the change of their gradient: twice the images take twice the time and half the error.
-        steps: for networks other than MLPs: of the training at which gradients of own images are computed,
-            `PathResponse`, a hundred times as fast; 0: at all, with the change of the fixed set's gradient.
+        steps: for networks other than MLPs: number of steps of the training at which gradients of own images are
+            computed, see `PathResponse`; 0: at every step, with the change of the fixed set's gradient.
         sample: models that are also trained exactly, to measure the error.
         tolerance: largest median relative error of the sample's differences at which the approximation is used.
     """

@@ -187,8 +187,9 @@ def _projected(network: nn.Module, weights: Tensor, images: Tensor, directions: 
 
 
 def _rows(network: nn.Module, weights: Tensor, images: Tensor) -> Iterator[Tensor]:
-    """`gauss_newton_rows`, some images at a time; ten logits are assumed."""
-    at_a_time = max(1, _ROWS_BYTES // (10 * weights.numel() * weights.element_size()))
+    """`gauss_newton_rows`, some images at a time."""
+    n_logits = network(images[:1]).shape[1]
+    at_a_time = max(1, _ROWS_BYTES // (n_logits * weights.numel() * weights.element_size()))
     for some in images.split(at_a_time):
         yield gauss_newton_rows(network, weights, some)
 

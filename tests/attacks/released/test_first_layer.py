@@ -203,6 +203,19 @@ def test_behind_convolutions_it_finds_images_better_than_from_whole_differences(
     assert error(FirstLayerRidge()) < 0.8 * error(KernelRidge())
 
 
+def test_binding_trains_nothing(split: InformedSplit, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is refused is refused at once; the reference, which a training takes, is for `fit`."""
+
+    def refuse(self: ShadowPlan) -> Tensor:
+        raise AssertionError("the reference is trained")
+
+    monkeypatch.setattr(ShadowPlan, "reference", refuse)
+    plan = ShadowPlan(ReleasedCNN((1, 10, 10)), padded(split.fixed), GradientDescent(steps=1))
+    bound = FirstLayerRidge().bind(Background(plan))
+    with pytest.raises(AssertionError, match="the reference is trained"):
+        bound.fitted(torch.zeros(2, 9), padded(split.shadow).pixels()[:2], split.shadow.labels[:2], 10)
+
+
 def test_models_of_another_training_are_refused(plan: ShadowPlan, split: InformedSplit) -> None:
     noise = torch.randn(250, plan.known.n_parameters, generator=torch.Generator().manual_seed(0))
     with pytest.raises(ConfigError, match=r"a median share of \d+\.\d%"):

@@ -16,7 +16,6 @@ from lit_recon.attacks.shadow import (
     LinearPlan,
     LinearResponse,
     ShadowPlan,
-    ShadowStore,
     deltas,
     train_models,
     train_reference,
@@ -34,7 +33,7 @@ from lit_recon.attacks.shadow.training import cross_entropy, flat_weights, unfla
 from lit_recon.data import ImageSet
 from lit_recon.errors import ConfigError, ShapeError
 from lit_recon.models.released import ReleasedCNN
-from tests.attacks.shadow.conftest import random_images
+from tests.attacks.shadow.conftest import filled_store, random_images
 
 EXACT = ResponseSettings(rank=1_000, steps=1_000, images=1_000)
 
@@ -193,13 +192,7 @@ def test_a_plan_of_a_convolutional_network_stores_what_is_predicted(tmp_path: Pa
     plan, own_images = LinearPlan(exact, linear, "linear"), images(7, 1)
     assert plan.description["shadows.steps"] == 5
     assert plan.description["shadows.rank"] == 50
-    store = ShadowStore.create(tmp_path, plan.description, "loop", 3)
-    sample = plan.exact_sample(tmp_path, own_images)
-    assert sample is not None
-    there = ShadowStore.create(sample.folder, sample.plan.description, "loop", 3)
-    assert list(sample.plan.train_shards(there, [0], sample.images)) == [0]
-    sample.measure()
-    assert list(plan.train_shards(store, [0, 1, 2], own_images)) == [0, 1, 2]
+    store = filled_store(tmp_path, plan, own_images)
     response = PathResponse.of(exact.known, exact.initial_weights(), ResponseSettings(50, 5, 60))
     torch.testing.assert_close(store.read(own_images), response(own_images.pixels(), own_images.labels).detach())
     assert plan.measured(tmp_path).median < 0.3

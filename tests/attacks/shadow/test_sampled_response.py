@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lit_recon.attacks.shadow import GradientDescent, LinearPlan, LinearResponse, ShadowPlan, ShadowStore
+from lit_recon.attacks.shadow import GradientDescent, LinearPlan, LinearResponse, ShadowPlan
 from lit_recon.attacks.shadow import sampled_response as module
 from lit_recon.attacks.shadow.engine import deltas, full_batch_path, train_models, train_reference
 from lit_recon.attacks.shadow.sampled_response import balanced_samples, respond_by_samples
@@ -18,7 +18,7 @@ from lit_recon.attacks.shadow.training import KnownTraining, flat_weights
 from lit_recon.data import ImageSet
 from lit_recon.errors import ShapeError
 from lit_recon.models.released import ReleasedCNN
-from tests.attacks.shadow.conftest import random_images
+from tests.attacks.shadow.conftest import filled_store, random_images
 
 
 class Small(nn.Module):
@@ -148,13 +148,7 @@ def test_a_plan_of_a_convolutional_network_stores_what_it_responds(tmp_path: Pat
     )
     assert plan.description["shadows.hessian_images"] == 20
     assert "shadows.rank" not in plan.description
-    store = ShadowStore.create(tmp_path, plan.description, "loop", 3)
-    sample = plan.exact_sample(tmp_path, own_images)
-    assert sample is not None
-    there = ShadowStore.create(sample.folder, sample.plan.description, "loop", 3)
-    assert list(sample.plan.train_shards(there, [0], sample.images)) == [0]
-    sample.measure()
-    assert list(plan.train_shards(store, [0, 1, 2], own_images)) == [0, 1, 2]
+    store = filled_store(tmp_path, plan, own_images)
     known, initial = exact.known, exact.initial_weights()
     path = torch.stack(list(full_batch_path(known, initial)))
     expected = respond_by_samples(known, path, own_images.pixels(), own_images.labels, 20)

@@ -252,21 +252,26 @@ def test_a_defense_is_best_only_among_all_of_the_paper() -> None:
 
 def test_bounds_are_those_of_the_base_network(tmp_path: Path) -> None:
     base = configuration("bounds/two_layer_small.yaml")["base"]
-    sizes = {"d": base["d"], "m": base["m"], "B": base["batch"], "s": base["noise"]}
-    plain = {"defense": "none", **sizes, "bound_unit_norm": 0.1, "error_tensor": 0.6}
-    noise = {"defense": "ogn", "strength": 0.03, **sizes, "bound_unit_norm": 0.2, "error_tensor": 0.8}
+    plain = {"defense": "none", **base, "bound_unit_norm": 0.1, "error_tensor": 0.6}
+    noise = {"defense": "ogn", "strength": 0.03, **base, "bound_unit_norm": 0.2, "error_tensor": 0.8}
     rows = [plain, {**plain, "bound_unit_norm": 0.3}, {**plain, "d": 99, "bound_unit_norm": 7.0}, noise]
     keep(tmp_path, "two_layer_small", of_tables(bounds=rows))
     figures = Figures(tmp_path)
     first = find(figures, liu2025.ITEMS[0])
     assert first.text == "bound 0.2, tensor method 0.6"
-    later = [{**plain, **configuration("bounds/liu2025_table1.yaml")["base"], "B": 2, "s": 0.03}]
+    later = [{**plain, **configuration("bounds/liu2025_table1.yaml")["base"]}]
     keep(tmp_path, "liu2025_table1", of_tables(bounds=later))  # without the defense
     figures = Figures(tmp_path)
     assert find(figures, liu2025.ITEMS[0]).text == "bound 0.1, tensor method 0.6"
     assert [find(figures, item).text for item in chen2024.ITEMS if item.find(figures)] == [
         "at 0.03: bound 0.2, tensor method 0.8"
     ]
+
+
+def test_the_kept_study_of_bounds_fills_table_1() -> None:
+    first = [item for item in liu2025.ITEMS if item.where == "table 1"]
+    assert len(first) == 7
+    assert [item.quantity for item in first if not item.find(Figures())] == []
 
 
 def test_a_factor_is_averaged_over_seeds_and_named_by_its_line(tmp_path: Path) -> None:

@@ -193,8 +193,7 @@ def under_bound(defense: str) -> Compute:
 
 def _bounds(record: Content, defense: str) -> str:
     base = configuration(f"bounds/{record['name']}.yaml")["base"]
-    at_base = {"d": base["d"], "m": base["m"], "B": base["batch"], "s": base["noise"]}
-    rows = rows_of(record, "bounds", defense=defense, **at_base)
+    rows = rows_of(record, "bounds", defense=defense, **base)
     cells = []
     for strength in dict.fromkeys(row.get("strength") for row in rows):
         own = select(rows, strength=strength)

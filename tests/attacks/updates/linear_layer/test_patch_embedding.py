@@ -104,6 +104,13 @@ def test_the_expected_error_is_the_error(noise: float) -> None:
     assert found.error == pytest.approx(error, rel=0.15)
 
 
+@pytest.mark.parametrize("extra", [0, 3])
+def test_nothing_is_left_over_to_show_the_error_of_as_many_tokens_as_entries(extra: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    inputs, derivatives = (torch.randn(8 + extra, m, generator=generator, dtype=torch.float64) for m in (48, 8))
+    assert invert(derivatives, derivatives.T @ inputs).error == torch.inf
+
+
 @pytest.mark.parametrize(("std", "certified"), [(1e-6, True), (1e-4, False), (1e-3, False)])
 def test_only_images_without_much_noise_are_certified(std: float, certified: bool) -> None:
     torch.manual_seed(0)

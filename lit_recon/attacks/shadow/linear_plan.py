@@ -117,6 +117,11 @@ class LinearPlan:
                 "linear response is for gradient descent on full batches, with momentum or without, from known initial "
                 f"weights; got {', '.join(wrong)}: set shadows to exact"
             )
+        if self._is_mlp and self.response.steps:
+            raise ConfigError(
+                f"linear.steps is for networks other than MLPs, whose Hessians are known at every step; got "
+                f"{self.response.steps} for a {type(self.exact.network).__name__}: leave linear.steps out"
+            )
         if self._is_mlp:
             n_coordinates(self.exact.network, self.exact.fixed.images[0].numel(), self.response.rank)
 
@@ -137,7 +142,7 @@ class LinearPlan:
     @property
     def description(self) -> dict[str, object]:
         used = asdict(self.response)
-        if self._is_mlp or self._samples:
+        if not used["steps"]:
             used.pop("steps")
         if self._samples:
             used.pop("rank")

@@ -44,6 +44,11 @@ def test_other_trainings_are_refused_before_anything_is_computed(
         LinearPlan(dataclasses.replace(plan, **change), RESPONSE, "linear")  # type: ignore[arg-type]
 
 
+def test_steps_are_refused_where_they_would_change_nothing(plan: ShadowPlan) -> None:
+    with pytest.raises(ConfigError, match="got 11 for a ReleasedMLP: leave linear.steps out"):
+        LinearPlan(plan, dataclasses.replace(RESPONSE, steps=11), "linear")
+
+
 def test_every_way_has_a_store_of_its_own(tmp_path: Path, plan: ShadowPlan) -> None:
     others: list[Plan] = [
         plan,

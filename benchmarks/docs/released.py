@@ -107,8 +107,9 @@ table("mnist_linear", "mnist_linear")(_linear)
 table("cifar10_linear", "cifar10_linear")(_linear)
 
 
+@table("rero_mnist", "rero_mnist")
 @table("rero_digits", "rero_digits")
-def rero_digits(record: Content) -> str:
+def robustness(record: Content) -> str:
     """Error and identification of one among candidates by budget, with the tight bound in brackets."""
     found, rows = metrics_of(record), row_of(record)["tables"]["rero"]
     candidates = sorted({row["candidates"] for row in rows if "candidates" in row})
@@ -160,8 +161,9 @@ table("glm_digits", "glm_digits_linear", "glm_digits_poisson", "glm_digits_inter
 table("glm_mnist", "glm_mnist_logistic", "glm_mnist_odd")(_closed_forms)
 
 
+@table("membership_mnist", "membership_mnist")
 @table("membership_digits", "membership_digits")
-def membership_digits(record: Content) -> str:
+def membership(record: Content) -> str:
     found = metrics_of(record)
     attacks = {
         "train_both": "train on both",

@@ -8,7 +8,9 @@ in the prediction, as earlier trainings show it (Broyden's method).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -172,23 +174,24 @@ class NewtonRetraining(Reconstructor):
             )
         advance = self.announce(len(differences) * self.trainings, "search", "trainings")
         initial = self.plan.initial_weights().to(self.plan.device)
-        response = PathResponse.of(self.plan.known, initial, self.response)
+        # it takes minutes, and searches that were finished before have no use for it
+        response = cache(partial(PathResponse.of, self.plan.known, initial, self.response))
         train = training_of(self.plan, self.plan.fixed.pixels().shape[1:])
         found = [self._found(response, train, some, advance) for some in differences.split(self.together)]
         images, labels, distances = (torch.cat(parts) for parts in zip(*found, strict=True))
         return ReconstructedTargets(images, labels, distances, distances <= self.certain if self.trainings else None)
 
     def _found(
-        self, response: PathResponse, train: Training, released: Tensor, advance: Advance
+        self, response: Callable[[], PathResponse], train: Training, released: Tensor, advance: Advance
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Images `(m, c, h, w)`, labels `(m,)` and distances `(m,)` of released differences `(m, p)`."""
         path = None if self.folder is None else self.folder / f"newton_{digest(f'{self}', released)}.safetensors"
         rounds = None if path is None or not path.is_file() else read_state(path, Rounds)
         if rounds is None:
-            images, labels, misfits = self._first(response, released)
+            images, labels, misfits = self._first(response(), released)
             if not self.trainings:
                 return images, labels, misfits
-            first = self._trained(response, train, released, images, labels)
+            first = self._trained(response(), train, released, images, labels)
             rounds = Rounds(first[0][:, None], labels, *(part[:, None] for part in first[1:]))
             advance(len(released))
         else:
@@ -203,10 +206,10 @@ class NewtonRetraining(Reconstructor):
                 return starts, rounds.labels, distances
             left, labels, wanted = rounds.at(going), rounds.labels[going], released[going]
             expected = Expected.of(wanted, left, self.plan.device)
-            images, _ = self._search(response, expected, starts[going], labels, self.evaluations)
+            images, _ = self._search(response(), expected, starts[going], labels, self.evaluations)
             careful = 0.5 ** (left.n - 1 - left.best)  # for every training since that came no nearer
             images = starts[going] + (images - starts[going]) * careful[:, None, None, None]
-            rounds = rounds.extended(going, *self._trained(response, train, wanted, images, labels))
+            rounds = rounds.extended(going, *self._trained(response(), train, wanted, images, labels))
             advance(len(released))
 
     def _trained(

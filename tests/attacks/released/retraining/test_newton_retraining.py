@@ -14,7 +14,7 @@ from lit_recon.attacks.released import Background, NewtonRetraining, Reconstruct
 from lit_recon.attacks.released.retraining import newton as module
 from lit_recon.attacks.released.retraining.newton import Expected, Rounds
 from lit_recon.attacks.shadow import GradientDescent, PrivateDescent, ShadowPlan, train_models
-from lit_recon.attacks.shadow.path_response import ResponseSettings
+from lit_recon.attacks.shadow.path_response import PathResponse, ResponseSettings
 from lit_recon.data import InformedSplit, InformedSplitSettings, draw_informed_split
 from lit_recon.data.sources import Digits
 from lit_recon.errors import ConfigError, CorruptFileError, ShapeError, ThreatModelError
@@ -145,6 +145,9 @@ def test_a_killed_search_goes_on_where_it_stopped(
     assert len(left) == 2
     for one, other in ((again.images, whole.images), (again.uncertainty, whole.uncertainty)):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
+    with monkeypatch.context() as patch:
+        patch.setattr(PathResponse, "of", pytest.fail)  # a finished search needs no prediction, which takes minutes
+        torch.testing.assert_close(fit(attack, plan, tmp_path).reconstruct(released).images, whole.images)
     (path, *_) = sorted(tmp_path.glob("newton_*.safetensors"))
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(CorruptFileError, match="truncated or not the state of a search"):

@@ -1,6 +1,18 @@
 """The measured numbers of README.md and the pages of docs/, read from the records that hold them."""
 
-from benchmarks.docs import audits, defended, fidelity, fuzzing, released, reliability, speed, study, trainset, updates
+from benchmarks.docs import (
+    audits,
+    defended,
+    fidelity,
+    fuzzing,
+    released,
+    reliability,
+    speed,
+    study,
+    trainset,
+    two_layer,
+    updates,
+)
 from benchmarks.docs.figures import Figures
 from benchmarks.docs.marks import Page, examine
 from benchmarks.docs.tables import make
@@ -18,6 +30,7 @@ __all__ = [
     "speed",
     "study",
     "trainset",
+    "two_layer",
     "updates",
 ]
 

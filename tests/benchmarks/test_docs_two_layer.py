@@ -47,5 +47,5 @@ def test_defenses_are_compared_at_the_base_network(record: dict[str, Any]) -> No
     text = two_layer.defenses(record)
     _, none, clipped = lines(text.replace(r"\|", "/"))
     assert none[0] == "none"
-    assert clipped == ["clipping, S//g/ 0.1", "0.5", "", "0.5", ""]
+    assert clipped == ["clipping, S//g/ 0.1", "0.5", "–", "0.5", "–"]
     assert "Means of 2 draws. Below its bound beyond chance: 1 of 9 comparisons" in text

@@ -102,6 +102,21 @@ table("digits_mlp", "digits_mlp")(_grid)
 table("nvflare_digits", "nvflare_digits")(_grid)
 
 
+@table("kariyappa2023_conv", "kariyappa2023_conv")
+def feature_inversion(record: Content) -> str:
+    """Features and images by attack, of one batch size without a defense."""
+    rows = select(_cells(record), defense="none")
+    titles = {
+        name: attack["title"] for name, attack in configuration("evaluate/kariyappa2023_conv.yaml")["attacks"].items()
+    }
+    specs = {"feature_cosine": ".3f", "rmse": ".3f", "ssim": ".3f", "seconds": ".0f"}
+    lines = [[titles[row["attack"]], *(shown(row.get(key), spec) for key, spec in specs.items())] for row in rows]
+    baselines = {"nearest public image": "nearest_public_rmse", "mean image": "mean_image_rmse"}
+    lines += [[title, "", shown(rows[0][key], ".3f")] for title, key in baselines.items()]
+    sizes = f"{rows[0]['n']:.0f} images in {rows[0]['n_batches']:.0f} batches"
+    return f"{markdown(['', 'cosine of features', 'RMSE', 'SSIM', 'seconds'], lines)}\n\n{sizes}."
+
+
 def _angles(row: Row) -> str:
     angles = [abs(float(angle)) for angle in row["worst_one_minus_cosine"]]
     return shown(max(angles), ".0e") if angles else "–"

@@ -127,6 +127,22 @@ def test_a_grid_names_the_strongest_attack_and_the_price(grid: dict[str, Any]) -
     ]
 
 
+def test_features_stand_beside_the_images_inverted_from_them() -> None:
+    shared = {"defense": "none", "n": 32.0, "n_batches": 8.0, "nearest_public_rmse": 0.17, "mean_image_rmse": 0.22}
+    cells = [
+        {**shared, "attack": "published", "feature_cosine": 0.5, "rmse": 0.2, "ssim": 0.1, "seconds": 30.0},
+        {**shared, "attack": "exact", "feature_cosine": 1.0, "rmse": 0.1, "ssim": 0.4, "seconds": 20.0},
+    ]
+    text = updates.feature_inversion(run("kariyappa2023_conv", metrics={}, tables={"evaluation": cells}))
+    assert lines(text)[1:] == [
+        ["Cocktail Party, published weights", "0.500", "0.200", "0.100", "30"],
+        ["exact features, published total variation", "1.000", "0.100", "0.400", "20"],
+        ["nearest public image", "", "0.170", "", ""],
+        ["mean image", "", "0.220", "", ""],
+    ]
+    assert text.endswith("32 images in 8 batches.")
+
+
 def test_lines_of_a_factor_stand_apart() -> None:
     rows = [
         {"factor": "default", "mse": 0.01, "oracle_mse": 0.02, "baseline_mean_image_mse": 0.03, "accuracy": 0.9},

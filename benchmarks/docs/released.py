@@ -53,6 +53,8 @@ _NEWTON = {
     "cifar10_newton": "the paper's setting",
     "cifar10_newton_guess": "the first guess, without a training",
     "cifar10_newton_2000": "2,000 known images",
+    "cifar10_newton_500": "500 known images",
+    "cifar10_newton_100": "100 known images",
     "cifar10_newton_seed_1": "other images and initial weights",
     "cifar10_newton_relu": "ReLU",
 }

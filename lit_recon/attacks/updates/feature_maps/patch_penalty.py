@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -30,8 +30,10 @@ from lit_recon.attacks.updates.feature_maps.observed_rows import LayerRows, Matc
 from lit_recon.attacks.updates.feature_maps.spans import SpanRows, for_some, misplaced_images, outside_shares
 from lit_recon.attacks.updates.gradient_matching.matching import update_distance, update_misfits
 from lit_recon.attacks.updates.gradient_matching.priors import Part, Penalty
-from lit_recon.attacks.updates.noise import robust_rows_near
 from lit_recon.records import Batch, Noise, Observation, Reconstruction
+
+if TYPE_CHECKING:
+    from lit_recon.attacks.updates.feature_maps.heavy_tails import HeavyTails
 
 #: Share of the squares of the rows searched by from which on further iterations are not worth their time; in a batch of
 #: n images, whose smallest gradients count little, over n.
@@ -59,6 +61,8 @@ _PATIENCE, _STUCK = 0.33, 2e-3
 _FURTHER = 0.1
 #: Nats per pixel by which a step lowers minus the log-likelihood, below which images are found as far as noise allows.
 _SETTLED = 2.5e-4
+#: The same behind heavy tails, below which images are near enough for rows around them, which take longer.
+_NEARLY = 1.0
 #: Share of the squares at which images of a batch are told apart, so that each can be sought by itself; and the share
 #: of the iterations after which they are, told apart or not.
 _APART, _TOGETHER = 0.05, 0.2
@@ -84,9 +88,8 @@ class PatchPenalty(Penalty):
         notes: what was observed.
         enough: share of the squares of `searched`, without noise, at which the search ends.
         patience: share of the iterations after which a search ends that is stuck in a local minimum.
-        robust: outliers are pulled in around a fit of low rank, and again around the images found if these do not
-            explain the rows.
         given: the noise is that of a known defense, not an estimate.
+        tails: rows behind noise of heavy tails; None: its tails are normal.
     """
 
     observation: Observation
@@ -98,8 +101,8 @@ class PatchPenalty(Penalty):
     notes: tuple[str, ...]
     enough: float = SOLVED
     patience: float = _PATIENCE
-    robust: bool = False
     given: bool = False
+    tails: HeavyTails | None = None
 
     @cached_property
     def pixels(self) -> int:
@@ -134,7 +137,9 @@ class PatchPenalty(Penalty):
     @cached_property
     def stds(self) -> tuple[float, float]:
         """Standard deviations of the noise, that assumed first and that of the update."""
-        scale = (self.searched.squares / sum(rows.count for rows in self.searched.rows)) ** 0.5
+        # rows behind heavy tails change: in the same units in all iterations
+        begun = self.searched if self.tails is None else self.tails.first
+        scale = (begun.squares / sum(rows.count for rows in begun.rows)) ** 0.5
         last = max(_LAST * scale, self.noise.std if self.noise else 0.0)
         return max(_FIRST * scale, last), last
 
@@ -174,14 +179,22 @@ class PatchPenalty(Penalty):
         stuck = left > (_NEAR if self.on_a_line else _STUCK) and progress >= self.patience
         return left <= self.enough or stuck
 
+    def renews(self, progress: float, fell: float) -> bool:
+        first, last = self.stds
+        return self.tails is not None and progress > self.tempered and fell * first**2 / last**2 < _NEARLY * self.weight
+
+    def renewed(self, images: Tensor) -> PatchPenalty:
+        """Behind heavy tails, the penalty by rows around the best fit of the patches of these images."""
+        if self.tails is None:
+            return self
+        rows = self.tails.around(images)
+        return replace(self, judged=rows, searched=rows)
+
     def for_further_start(self, found: Reconstruction, going: bool) -> PatchPenalty:
         """The penalty with the weights of local training on the images found, if they moved.
 
-        Images that go on and are all in their places do so without more noise than there is, and further. Behind noise
-        of heavy tails, rows are those around the images found.
+        Images that go on and are all in their places do so without more noise than there is, and further.
         """
-        if self.robust:
-            return self._pulled_in_around(found.images)
         if not (self.on_a_line and self._near(found)):
             misplaced = self.misplaced(found)
             if not going or (len(found.images) > 1 if misplaced is None else bool(misplaced.any())):
@@ -192,19 +205,9 @@ class PatchPenalty(Penalty):
         searched = replace(judged, rows=tuple(rows))
         return replace(self, judged=judged, searched=searched, enough=max(_LEAST, _CLOSER * judged.left(found.images)))
 
-    def _pulled_in_around(self, images: Tensor) -> PatchPenalty:
-        with torch.no_grad():
-            patches = self.judged.patches(images)
-        update = self.observation.update
-        matrices = [update[f"{one.layer.name}.weight"].detach().flatten(1) for one in self.judged.rows]
-        values = [robust_rows_near(matrix, own) for matrix, own in zip(matrices, patches, strict=True)]
-        rows = tuple(replace(one, values=own) for one, own in zip(self.judged.rows, values, strict=True))
-        judged = MatchedRows(rows, self.judged.passes)
-        return replace(self, judged=judged, searched=judged, tempered=0.0, robust=False)
-
     def goes_on(self, found: Reconstruction, number: int) -> bool:
         """Batches, whose random images would end in mixtures; nearly found images, and once only if of one step."""
-        if self.observation.n_examples > 1 or self.robust:
+        if self.observation.n_examples > 1:
             return True
         if self.on_a_line:
             return self._near(found)
@@ -292,6 +295,9 @@ class PatchPenalty(Penalty):
         to give the observed entries of the whole update. An image is certified if with another brightness or contrast
         it would leave far more: in a batch, images with small gradients can be wrong at little cost.
         """
+        if self.tails is not None:
+            scale = self.tails.scale_around(images)
+            return None, False, (f"around the images found the noise is {scale:.3g} once outliers are pulled in",)
         judged = self.explained_by(images, labels)
         left = judged.left(images)
         if self.noise is not None:
@@ -300,8 +306,6 @@ class PatchPenalty(Penalty):
             if excess > _EXPLAINED:
                 does = "is more than noise: the search ended too early or in a local minimum"
             note = f"misfit of the images' patches {does}: {excess:.2g} standard deviations above its mean"
-            if self.robust and excess > _EXPLAINED:
-                return torch.zeros(len(images), dtype=torch.bool, device=images.device), False, (note,)
             return None, False, (note, *self._beyond_patches(images, labels))
         distance = update_distance(self.observation, images, labels, observed_only=self.partial)
         most = _LEFT_BY_STEPS if self.local_steps else _LEFT

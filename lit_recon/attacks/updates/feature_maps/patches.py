@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from statistics import mean, median
+from statistics import mean
 
 import torch
 from torch import Tensor
@@ -21,9 +21,9 @@ from lit_recon.attacks.updates.feature_maps.observed_rows import (
 )
 from lit_recon.attacks.updates.feature_maps.patch_penalty import AMPLE, SOLVED, PatchPenalty
 from lit_recon.attacks.updates.feature_maps.spans import spans_of_first_step
-from lit_recon.attacks.updates.noise import edge, hidden_shares, noise_of, robust_rows, singular_values
+from lit_recon.attacks.updates.noise import edge, hidden_shares, noise_of, singular_values
 from lit_recon.errors import ConfigError, UnsupportedModelError
-from lit_recon.records import Noise, Observation
+from lit_recon.records import Observation
 
 #: Number of layers with completed rows from which on the search leaves rows with hidden entries out.
 _ENOUGH_LAYERS = 2
@@ -36,8 +36,8 @@ class PatchMatching:
 
     Entries of the gradients may be hidden, or have normal noise of known or unknown scale, for which the likelihood is
     that of `PatchPenalty`; with Laplace noise of known scale it is least squares, and with unknown noise of heavy tails
-    that of rows whose outliers are pulled in, see `robust_rows`. With `FeaturesOnly` as objective no update is
-    computed at all, and an iteration is one forward and one backward pass up to the last of these layers.
+    that of `HeavyTails`. With `FeaturesOnly` as objective no update is computed at all, and an iteration is one forward
+    and one backward pass up to the last of these layers.
 
     Args:
         layers: their names; default: all with fewer patches in the batch than entries of a patch.
@@ -127,11 +127,13 @@ class PatchMatching:
                 raise UnsupportedModelError("there is no noise to hide the maps")
             return _without_noise(penalty, unbounded if penalty.local_steps else rows, f"{note}; no noise")
         how = f"{'known' if given else 'estimated'} standard deviation {noise.std:.3g}"
-        if not given and (robust := _robust(judged)):
-            penalty = replace(penalty, judged=robust[0], searched=robust[0], robust=self.further > 0)
-            scale = robust[1]
-            rows, noise = penalty.judged.rows, Noise("gaussian", 1.0)
-            how = f"heavy tails, {scale:.3g} once outliers are pulled in; rows are matched in units of it"
+        # commands load it only behind noise that is not known
+        from lit_recon.attacks.updates.feature_maps.heavy_tails import UNIT, HeavyTails
+
+        if not given and (tails := HeavyTails.of(judged, update)):
+            penalty = replace(penalty, judged=tails.first, searched=tails.first, tails=tails)
+            rows, noise = penalty.judged.rows, UNIT
+            how = f"heavy tails, {tails.scale:.3g} once outliers are pulled in; rows are matched in units of it"
         hidden = {one.layer.name: _hidden(one, noise.std) for one in rows if one.observed is None}
         share = mean(float(shares.mean()) for shares in hidden.values()) if hidden else 0.0
         if self.most_hidden is not None and share >= self.most_hidden:
@@ -174,15 +176,6 @@ def _searching(penalty: PatchPenalty, rows: list[ObservedRows], note: str) -> Pa
     enough = _ROUGHLY if penalty.local_steps else penalty.enough
     passes = Passes(penalty.observation, [one.layer.name for one in rows])
     return replace(penalty, searched=MatchedRows(tuple(rows), passes), notes=(note,), enough=enough)
-
-
-def _robust(judged: MatchedRows[ObservedRows]) -> tuple[MatchedRows[ObservedRows], float] | None:
-    """Rows in units of their noise, with outliers pulled in, and its median size; None if its tails are normal."""
-    found = [robust_rows(one.values, one.patches) for one in judged.rows]
-    if sum(one.gain * one.values.numel() for one in found) <= 0:
-        return None
-    rows = tuple(replace(one, values=own.values) for one, own in zip(judged.rows, found, strict=True))
-    return MatchedRows(rows, judged.passes), median(one.scale for one in found)
 
 
 def _hidden(rows: ObservedRows, std: float) -> Tensor:

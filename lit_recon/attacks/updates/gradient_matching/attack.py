@@ -213,6 +213,7 @@ class GradientMatching(FurtherStarts):
                 problem.begin(self.solver.inner)
             if problem.ended(progress):
                 continue
+            problem.renew(self.parametrization, progress)
 
             def evaluate(i: int = i) -> Tensor:
                 loss = joint[i] if joint is not None else self._evaluate(state, [i])[0]

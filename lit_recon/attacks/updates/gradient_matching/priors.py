@@ -184,6 +184,14 @@ class Penalty(ABC):
         """The penalty of one restart, counted from 0."""
         return self
 
+    def renews(self, progress: float, fell: float) -> bool:
+        """Whether from here on every iteration begins with `renewed`; the arguments are those of `ended`."""
+        return False
+
+    def renewed(self, images: Tensor) -> Self:
+        """The penalty of an iteration that begins with candidates `(n, c, h, w)`."""
+        return self
+
     def for_further_start(self, found: Reconstruction, going: bool) -> Self:
         """The penalty of a further start after images that are not certified; `going`: it begins with them."""
         return self

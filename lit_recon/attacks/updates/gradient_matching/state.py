@@ -42,6 +42,8 @@ class Problem:
     best_loss: float = float("inf")
     loss_before: float = float("inf")  # the least before the current iteration
     fell: float = float("inf")  # by how much every step of the last iteration lowered the least loss
+    renews: bool = False  # every iteration begins with another penalty
+    renewed: bool = False  # and has not been evaluated with it yet
     best_matching: float = float("inf")
     best_images: Tensor | None = None
     best_labels: Tensor | None = None
@@ -64,6 +66,14 @@ class Problem:
         known = math.isfinite(self.loss_before)
         self.fell = (self.loss_before - self.best_loss) / steps if known else float("inf")
         self.loss_before = self.best_loss
+
+    def renew(self, parametrization: Parametrization, progress: float) -> None:
+        """Begin an iteration with the penalty as it is for the candidates reached, if it depends on them."""
+        penalty = self.feature_penalty
+        if penalty is not None and (self.renews or penalty.renews(progress, self.fell)):
+            self.feature_penalty = penalty.renewed(self.images(parametrization).detach())
+            # losses before were another function's
+            self.renews, self.renewed, self.best_loss = True, True, float("inf")
 
     @property
     def stepwise(self) -> StepwiseLBFGS | None:
@@ -98,6 +108,8 @@ class Problem:
         if not math.isfinite(loss) or not finite:
             self.diverged_at = step if self.diverged_at is None else self.diverged_at
             return
+        if self.renewed:
+            self.loss_before, self.renewed = loss, False
         if loss < self.best_loss or keep:
             self.best_images = images.clone()
             self.best_labels = labels.argmax(-1) if "labels" in self.variables else labels

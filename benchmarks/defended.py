@@ -4,8 +4,9 @@
 
 Every cell has its own draws of test images of CIFAR-10, but for single images behind noise: these are the images of the
 bound, so that the two compare. The kinds of defenses have records of their own, so that several processes can share the
-work. The kinds `bound` and `bound_masks` are no defenses: they are the Cramer-Rao bound for Gaussian noise and for
-DP-SGD, and what updates without noise leave undetermined. The attacks are those of `configs/attack/feature_maps.yaml`
+work. The kinds `bound`, `bound_optimal_noise` and `bound_masks` are no defenses: they are the Cramer-Rao bound for
+Gaussian noise and for DP-SGD, that for optimal gradient noise of known variances, and what updates without noise leave
+undetermined. The attacks are those of `configs/attack/feature_maps.yaml`
 but for the last: the deep image prior that they make way to is no part of this table.
 """
 
@@ -13,11 +14,11 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import lit_recon._torchvision
 
@@ -81,9 +82,9 @@ DEFENSES: dict[str, dict[str, Defense]] = {
 }
 #: The client's BatchNorm mode `train` where the attacker also has the statistics of its batch, as in Liu et al. 2025.
 KNOWN = "train, statistics known"
-#: The kinds of the bound: with noise, and without; and the number of images of each.
-BOUND, BOUND_MASKS = "bound", "bound_masks"
-BOUND_IMAGES = {BOUND: 4, BOUND_MASKS: 2}
+#: The kinds of the bound: with noise, with noise that depends on the images, and without; and the images of each.
+BOUND, BOUND_OPTIMAL, BOUND_MASKS = "bound", "bound_optimal_noise", "bound_masks"
+BOUND_IMAGES = {BOUND: 4, BOUND_OPTIMAL: 4, BOUND_MASKS: 2}
 #: The kinds of defenses that add noise. Gradients of images differ by factors, and errors behind noise by the same.
 NOISY = ("noise", "optimal_noise", "dpsgd")
 
@@ -153,15 +154,39 @@ def bounds(model: Backbone, image: Tensor, label: Tensor) -> Row:
     gram = jacobian.gram()
     size = Rounding.of(gram, jacobian.rounding()).size / float(gram.trace())
     prior = GaussianPrior.isotropic(len(gram), PIXEL_VARIANCE)
-    defenses = DEFENSES["noise"] | DEFENSES["dpsgd"]
-    found: dict[str, list[float]] = {"cramer_rao": [], "van_trees": []}
-    for defense in defenses.values():
+    found: dict[str, Tensor] = {}
+    for name, defense in (DEFENSES["noise"] | DEFENSES["dpsgd"]).items():
         generator = ClientSettings().generator(0)  # of masks, which neither of these defenses draws
-        information = defense.released_information(jacobian, round_, defense.released_std(1), generator).information
+        released = defense.released_information(jacobian, round_, defense.released_std(1), generator)
+        found[name] = released.information
+    return {**errors(found, prior, size), "seconds": round(time.process_time() - started, 1)}
+
+
+def optimal_bounds(model: Backbone, image: Tensor, label: Tensor) -> Row:
+    """The same behind optimal gradient noise, for attackers who know the variances."""
+    started = time.process_time()
+    jacobian, round_ = linearized(model, image, label)
+    [(first, defense), *others] = DEFENSES["optimal_noise"].items()
+    found = {first: defense.released_information(jacobian, round_, 1.0, ClientSettings().generator(0)).information}
+    assert isinstance(defense, OptimalGradientNoise)
+    for name, other in others:
+        assert isinstance(other, OptimalGradientNoise)
+        # the same directions are drawn, and all variances are in the same proportion
+        found[name] = found[first] * (defense.std / other.std) ** 2
+    gram = jacobian.computed
+    size = Rounding.of(gram, jacobian.rounding()).size / float(gram.trace())
+    prior = GaussianPrior.isotropic(len(gram), PIXEL_VARIANCE)
+    return {**errors(found, prior, size), "seconds": round(time.process_time() - started, 1)}
+
+
+def errors(found: Mapping[str, Tensor], prior: GaussianPrior, size: float) -> dict[str, list[Any]]:
+    """By defense, the errors that `information` in its release leaves, `size` the share of it that is rounding."""
+    rows: dict[str, list[Any]] = {"defenses": list(found), "cramer_rao": [], "van_trees": []}
+    for information in found.values():
         unbiased = cramer_rao(information, size * float(information.trace()))
         for key, bound in (("cramer_rao", unbiased), ("van_trees", van_trees(information, prior))):
-            found[key].append(float(f"{bound.rmse:.3g}"))
-    return {"defenses": list(defenses), **found, "seconds": round(time.process_time() - started, 1)}
+            rows[key].append(float(f"{bound.rmse:.3g}"))
+    return rows
 
 
 def masked_bounds(model: Backbone, image: Tensor, label: Tensor) -> Row:
@@ -195,7 +220,12 @@ def masked_bounds(model: Backbone, image: Tensor, label: Tensor) -> Row:
 
 def main() -> None:
     """Measure, print and record."""
-    kinds = [*DEFENSES, BOUND, BOUND_MASKS]
+    measured_bounds: dict[str, tuple[str, Callable[[Backbone, Tensor, Tensor], Row]]] = {
+        BOUND: ("bound_noise", bounds),
+        BOUND_OPTIMAL: (BOUND_OPTIMAL, optimal_bounds),
+        BOUND_MASKS: (BOUND_MASKS, masked_bounds),
+    }
+    kinds = [*DEFENSES, *measured_bounds]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data.root", dest="root", required=True, help="folder of CIFAR-10")
     parser.add_argument("--checkpoint", type=Path, required=True, help="a ResNet-18 that was trained on CIFAR-10")
@@ -210,7 +240,7 @@ def main() -> None:
     model = load_backbone(arguments.checkpoint).model
     settings = {key: value for key, value in vars(arguments).items() if key != "kinds"}
     attack = FirstApplicable(attacks_of("feature_maps")[:-1])
-    for kind, name, measured in ((BOUND, "bound_noise", bounds), (BOUND_MASKS, BOUND_MASKS, masked_bounds)):
+    for kind, (name, measured) in measured_bounds.items():
         if kind not in arguments.kinds:
             continue
         draws = drawn(private.labels, Cell(BOUND, 1, "eval", "distinct", BOUND_IMAGES[kind]))

@@ -10,10 +10,18 @@ import torch
 from torch import Tensor
 
 from benchmarks import defended
-from benchmarks.defended import bounds, masked_bounds
+from benchmarks.defended import bounds, masked_bounds, optimal_bounds
 from lit_recon.clients.client import ClientSettings
 from lit_recon.clients.gradient import GradientOperator
-from lit_recon.defenses import Defense, GradientClipping, GradientDropout, GradientPruning, Round
+from lit_recon.defenses import (
+    Defense,
+    GradientClipping,
+    GradientDropout,
+    GradientPruning,
+    OptimalGradientNoise,
+    Round,
+)
+from lit_recon.defenses.optimal import sensitivities
 from lit_recon.experiments.update_attack.bound import PIXEL_VARIANCE
 from lit_recon.models import Backbone
 from lit_recon.records import Batch, Normalization, Update, Weights
@@ -42,6 +50,28 @@ def test_bounds_are_those_of_a_dense_jacobian() -> None:
     for name, free, with_prior in zip(found["defenses"], found["cramer_rao"], found["van_trees"], strict=True):
         information = grams[1.0 if name.startswith("DP-SGD") else 1e9] / float(name.split()[-1]) ** 2
         # three digits are recorded, and products are in single precision
+        assert free == pytest.approx(float(torch.linalg.inv(information).trace() / 48) ** 0.5, rel=0.02)
+        known = information + torch.eye(48).double() / PIXEL_VARIANCE
+        assert with_prior == pytest.approx(float(torch.linalg.inv(known).trace() / 48) ** 0.5, rel=0.02)
+
+
+def test_bounds_behind_optimal_noise_are_those_of_a_dense_jacobian() -> None:
+    torch.manual_seed(0)
+    model = Backbone(Shallow(4, 16), 5, Normalization((0.5,) * 3, (0.25,) * 3)).eval()
+    image, label = torch.rand(1, 3, 4, 4), torch.tensor([2])
+    found = optimal_bounds(model, image, label)
+    jacobian = torch.autograd.functional.jacobian(partial(gradient, model, label=label, bound=1e9), image).flatten(1)
+    weights, batch = Weights.of(model), Batch(image, label)
+    operator = GradientOperator(model, "eval")
+    round_ = Round(batch, partial(operator, weights))
+    assert [name.split()[-1] for name in found["defenses"]] == ["0.001", "0.01", "0.1"]
+    for name, free, with_prior in zip(found["defenses"], found["cramer_rao"], found["van_trees"], strict=True):
+        defense, generator = OptimalGradientNoise(float(name.split()[-1])), ClientSettings().generator(0)
+        update = operator(weights, batch)
+        variances = defense.variances(update, sensitivities(round_.gradient, batch, 10, generator))
+        own = torch.cat([value.flatten() for value in variances.values()]).double()
+        rows = jacobian.double()[own > 0] / own[own > 0].sqrt()[:, None]
+        information = rows.T @ rows
         assert free == pytest.approx(float(torch.linalg.inv(information).trace() / 48) ** 0.5, rel=0.02)
         known = information + torch.eye(48).double() / PIXEL_VARIANCE
         assert with_prior == pytest.approx(float(torch.linalg.inv(known).trace() / 48) ** 0.5, rel=0.02)

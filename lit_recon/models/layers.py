@@ -10,11 +10,12 @@ from torch import nn
 
 from lit_recon.errors import ConfigError, ShapeError
 
-Activation = Literal["relu", "elu", "gelu", "tanh", "sigmoid", "softplus"]
+Activation = Literal["relu", "leaky_relu", "elu", "gelu", "tanh", "sigmoid", "softplus"]
 Norm = Literal["batch", "group", "none"]
 
 _ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,
+    "leaky_relu": nn.LeakyReLU,
     "elu": nn.ELU,
     "gelu": nn.GELU,
     "tanh": nn.Tanh,

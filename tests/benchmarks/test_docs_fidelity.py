@@ -268,6 +268,29 @@ def test_bounds_are_those_of_the_base_network(tmp_path: Path) -> None:
     ]
 
 
+def test_the_setting_of_the_code_is_told_by_strength_from_parts(tmp_path: Path) -> None:
+    noise, pruning, training = (item for item in chen2024.ITEMS if item.where == "code, MNIST" and item.ours)
+    assert "three hours" in noise.needs
+    rows = [
+        {"defense": "noise", "strength": 0.02, "attack": "geiping2020", "mse": 0.2, "psnr": 7.0},
+        {"defense": "noise", "strength": 0.005, "attack": "geiping2020", "mse": 0.1, "psnr": 10.0},
+        {"defense": "optimal_noise", "strength": 0.005, "attack": "geiping2020", "mse": None, "reason": "not run yet"},
+    ]
+    trainings = [{"defense": "noise", "strength": 0.02, "accuracy": 0.91, "final_train_loss": 0.3}]
+    keep(tmp_path, "chen2024_mnist_noise", of_tables(evaluation=rows, utility=trainings))
+    assert noise.find(Figures(tmp_path)) is None  # nothing to compare with
+    other = [{**rows[0], "defense": name, "mse": 0.3} for name in ("optimal_noise", "optimal_noise_energy")]
+    keep(tmp_path, "chen2024_mnist_optimal", of_tables(evaluation=other))
+    figures = Figures(tmp_path)
+    assert find(figures, noise).text == (
+        "Gaussian noise: 0.005: MSE 0.1000, 10.0 dB; 0.02: MSE 0.2000, 7.0 dB. "
+        "optimal gradient noise: 0.02: MSE 0.3000, 7.0 dB. "
+        "optimal gradient noise of equal energy: 0.02: MSE 0.3000, 7.0 dB"
+    )
+    assert pruning.find(figures) is None
+    assert training.find(figures) is None
+
+
 def test_the_kept_study_of_bounds_fills_table_1() -> None:
     first = [item for item in liu2025.ITEMS if item.where == "table 1"]
     assert len(first) == 7

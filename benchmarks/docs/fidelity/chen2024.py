@@ -6,8 +6,14 @@ can run.
 
 from __future__ import annotations
 
-from benchmarks.docs.fidelity.items import Item
-from benchmarks.docs.fidelity.liu2025 import under_bound, under_grid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from benchmarks.docs import study
+from benchmarks.docs.fidelity.items import Found, Item, rows_of
+from benchmarks.docs.fidelity.liu2025 import Compute, under_bound, under_grid
+from benchmarks.docs.figures import Figures, shown
+from benchmarks.docs.tables import configuration, select
 
 _UNKNOWN = "not known"
 #: Settings of the public code.
@@ -20,17 +26,64 @@ _DEFENSES = {
     "OptimalGradientPruning": "optimal gradient pruning against pruning by size, fractions of 0.1 to 0.7",
     "clamped": "clamped coordinates with optimal gradient noise against the same with plain noise",
 }
-_IMPLEMENTED = ("OptimalGradientNoise", "OptimalGradientPruning")
+#: The configuration of the setting of the code by data, what ours changes, and its defenses for each comparison.
+_GRIDS = {
+    "MNIST": (
+        "chen2024_mnist",
+        "4 batches of 8 images, as in the code's last version; three trainings of one client by SGD",
+    )
+}
+_COMPARED = {
+    "OptimalGradientNoise": ("noise", "optimal_noise", "optimal_noise_energy"),
+    "OptimalGradientPruning": ("prune", "optimal_pruning"),
+}
 
 
-def _needs(defense: str) -> str:
-    if defense in _IMPLEMENTED:
-        return f"a configuration for this setting, of which there is none; the defense is `{defense}`"
-    return "the defense, which is not implemented, and a configuration"
+def _needs(data: str, defense: str) -> str:
+    if defense not in _COMPARED:
+        return "the defense, which is not implemented, and a configuration"
+    if data in _GRIDS:
+        return f"`configs/evaluate/{_GRIDS[data][0]}.yaml`, three hours of one core"
+    return f"a configuration for this setting, of which there is none; the defense is `{defense}`"
+
+
+def _found(data: str, names: Sequence[str], table: str) -> Compute | None:
+    """Errors of attacks behind these defenses (`evaluation`), or accuracies and losses of trainings (`utility`)."""
+    if data not in _GRIDS or not names:
+        return None
+    own = _GRIDS[data][0]
+    titles = {name: family["title"] for name, family in configuration(f"evaluate/{own}.yaml")["defenses"].items()}
+
+    def compute(figures: Figures) -> Found | None:
+        records = [one for one in figures.find(f"all {own}**") if any(rows_of(one, table, defense=n) for n in names)]
+        cells = []
+        for name in names:
+            rows = select(study._rows(records, table), defense=name)
+            strengths = sorted({row["strength"] for row in rows if _told(row, table)})
+            told = [_told(select(rows, strength=strength)[0], table) for strength in strengths]
+            cells += [f"{titles[name]}: " + "; ".join(f"{s:g}: {t}" for s, t in zip(strengths, told, strict=True))]
+            if not told:
+                return None
+        return Found(". ".join(cells), records)
+
+    return compute
+
+
+def _told(row: Mapping[str, Any], table: str) -> str:
+    if table == "utility":
+        return f"{shown(row['accuracy'], '.1%')}, loss {shown(row['final_train_loss'], '.2f')}"
+    return "" if row.get("mse") is None else f"MSE {shown(row['mse'], '.4f')}, {shown(row['psnr'], '.1f')} dB"
 
 
 _COMPARISONS = tuple(
-    Item(f"code, {data}", f"MSE and PSNR, {words}: {setting}", _UNKNOWN, needs=_needs(defense))
+    Item(
+        f"code, {data}",
+        f"MSE and PSNR, {words}: {setting}",
+        _UNKNOWN,
+        ours=_found(data, _COMPARED.get(defense, ()), "evaluation"),
+        setting=_GRIDS.get(data, ("", ""))[1],
+        needs=_needs(data, defense),
+    )
     for data, setting in _NETWORKS.items()
     for defense, words in _DEFENSES.items()
 )
@@ -45,7 +98,9 @@ _REST = (
         "code, MNIST",
         "training behind each defense: 4,096 images, 3 epochs, four clients to a batch",
         _UNKNOWN,
-        needs="a configuration for `train.py backbone`; both defenses are available there",
+        ours=_found("MNIST", [name for names in _COMPARED.values() for name in names], "utility"),
+        setting=_GRIDS["MNIST"][1],
+        needs=_needs("MNIST", "OptimalGradientNoise"),
     ),
     Item(
         "code, CIFAR-10",

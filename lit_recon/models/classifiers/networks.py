@@ -20,13 +20,16 @@ ResidualActivation = Literal["relu", "elu", "gelu"]
 
 
 class ConvNet(Trunk):
-    """3x3 convolutions with 2x2 average pooling after all but the first; the last map is flattened.
+    """3x3 convolutions with 2x2 pooling after all but the first; the last map is flattened.
 
     Args:
-        image_shape: `(c, h, w)`, with sides of at least `2 ** (len(widths) - 1)`.
+        image_shape: `(c, h, w)`, with sides of at least `2 ** (len(widths) - 1)`; twice that if `pool_first`.
         widths: channels of each convolution.
         norm: BatchNorm, GroupNorm or none.
-        activation: after each norm.
+        activation: after each norm and each hidden layer.
+        pooling: of averages or of the largest values.
+        pool_first: pooling follows the first convolution, too.
+        hidden: outputs of linear layers behind the last map.
     """
 
     def __init__(
@@ -35,14 +38,23 @@ class ConvNet(Trunk):
         widths: Sequence[int] = (32, 64, 128),
         norm: Norm = "batch",
         activation: Activation = "relu",
+        pooling: Literal["average", "max"] = "average",
+        pool_first: bool = False,
+        hidden: Sequence[int] = (),
     ) -> None:
-        super().__init__(image_shape, {"widths": list(widths), "norm": norm, "activation": activation})
+        own: dict[str, Argument] = {"widths": list(widths), "norm": norm, "activation": activation}
+        super().__init__(image_shape, {**own, "pooling": pooling, "pool_first": pool_first, "hidden": list(hidden)})
+        if pooling not in ("average", "max"):
+            raise ConfigError(f"pooling must be 'average' or 'max'; got {pooling!r}")
+        if any(width < 1 for width in hidden):
+            raise ConfigError(f"hidden must be positive numbers of outputs; got {list(hidden)}")
         if not widths or min(widths) < 1:
             raise ConfigError(f"widths must be one or more positive channel numbers; got {list(widths)}")
-        halvings = 2 ** (len(widths) - 1)
+        times = len(widths) - 1 + pool_first
+        halvings = 2**times
         if min(image_shape[1:]) < halvings:
             raise ConfigError(
-                f"{len(widths)} convolutions halve the image {len(widths) - 1} times and need sides of at least "
+                f"{len(widths)} convolutions halve the image {times} times and need sides of at least "
                 f"{halvings} pixels; got {image_shape[1]}x{image_shape[2]}: give fewer widths"
             )
         layers: list[nn.Module] = []
@@ -53,14 +65,18 @@ class ConvNet(Trunk):
                 norm_layer(norm, width),
                 activation_layer(activation),
             ]
-            if depth > 0:
-                layers.append(nn.AvgPool2d(2, ceil_mode=True))  # includes an odd last row or column
+            if depth > 0 or pool_first:
+                pool = nn.MaxPool2d if pooling == "max" else nn.AvgPool2d
+                layers.append(pool(2, ceil_mode=True))  # includes an odd last row or column
             channels = width
         self.layers = nn.Sequential(*layers)
-        self.out_features = channels * ceil(image_shape[1] / halvings) * ceil(image_shape[2] / halvings)
+        flat = channels * ceil(image_shape[1] / halvings) * ceil(image_shape[2] / halvings)
+        self.hidden = nn.Sequential(*dense_layers([flat, *hidden], activation))
+        self.out_features = hidden[-1] if hidden else flat
 
     def forward(self, images: Tensor) -> Tensor:
-        return torch.flatten(self.layers(images), 1)
+        features: Tensor = self.hidden(torch.flatten(self.layers(images), 1))
+        return features
 
 
 class LeNet(Trunk):

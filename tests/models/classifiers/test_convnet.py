@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -38,6 +39,29 @@ def test_it_is_convolution_activation_and_pooling() -> None:
     torch.testing.assert_close(trunk(images), by_hand)
 
 
+def test_largest_values_are_pooled_also_behind_the_first_convolution_and_hidden_layers_follow() -> None:
+    torch.manual_seed(0)
+    options = {"norm": "none", "activation": "leaky_relu", "pooling": "max", "pool_first": True, "hidden": [7, 6]}
+    trunk = ConvNet((1, 8, 8), widths=[4, 5], **options)  # type: ignore[arg-type]  # names in a table
+    maps = images = torch.rand(2, 1, 8, 8)
+    for layer in (module for module in trunk.modules() if isinstance(module, nn.Conv2d)):
+        maps = nn.functional.leaky_relu(nn.functional.conv2d(maps, layer.weight, layer.bias, padding=1))
+        maps = torch.stack([maps[:, :, i::2, j::2] for i in (0, 1) for j in (0, 1)]).amax(dim=0)
+    features = maps.flatten(1)
+    for dense in (module for module in trunk.modules() if isinstance(module, nn.Linear)):
+        features = nn.functional.leaky_relu(features @ dense.weight.T + dense.bias)
+    assert trunk.out_features == features.shape[1] == 6
+    torch.testing.assert_close(trunk(images), features)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"), [({"pooling": "min"}, "'average' or 'max'"), ({"hidden": [0]}, "hidden")]
+)
+def test_pooling_and_hidden_layers_that_there_are_not(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ConvNet((1, 8, 8), **wrong)
+
+
 def test_a_bias_only_where_no_norm_follows() -> None:
     for norm, expected in (("batch", [False, False]), ("none", [True, True])):
         layers = ConvNet((1, 8, 8), widths=[4, 5], norm=norm).modules()  # type: ignore[arg-type]  # names in a table
@@ -55,8 +79,9 @@ def test_every_pixel_of_an_odd_image_reaches_the_features() -> None:
 
 def test_too_many_layers_for_the_image() -> None:
     assert ConvNet((1, 8, 8), widths=[4] * 4).out_features == 4
-    with pytest.raises(ConfigError, match="at least 16 pixels; got 8x8: give fewer widths"):
-        ConvNet((1, 8, 8), widths=[4] * 5)
+    for n, pool_first in ((5, False), (4, True)):
+        with pytest.raises(ConfigError, match="at least 16 pixels; got 8x8: give fewer widths"):
+            ConvNet((1, 8, 8), widths=[4] * n, pool_first=pool_first)
 
 
 @pytest.mark.parametrize("widths", [[], [4, 0]])

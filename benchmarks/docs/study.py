@@ -130,8 +130,19 @@ def _compared(grid: Row, records: Sequence[Content], side: Side) -> DefenseCompa
     batches = [row for row in select(_rows(records, "batches"), batch_size=1) if row["attack"] not in side.barred]
     values = _strengths(grid)
     strengths = strengths_of(values, _rows(records, "utility"), batches, sign=1)
+    cells = [row for row in select(_rows(records, "evaluation"), batch_size=1) if row["attack"] not in side.barred]
+
+    def settled(name: str, strength: float) -> bool:
+        """Whether no attack of the side can work there, so that there is nothing to measure."""
+        own = select(cells, defense=name, strength=strength)
+        return bool(own) and all(row.get("applicable") == "false" for row in own)
+
     # a defense is compared once all its strengths are measured
-    known = {name: points for name, points in strengths.items() if len(points) == 1 + len(values[name])}
+    known = {}
+    for name, points in strengths.items():
+        told = {point.value for point in points}
+        if None in told and all(value in told or settled(name, value) for value in values[name]):
+            known[name] = points
     if not known:
         return None
     limits = grid.get("max_accuracy_drops", (0.01, 0.02, 0.05, 0.1))

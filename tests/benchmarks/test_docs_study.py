@@ -96,6 +96,21 @@ def test_a_defense_is_compared_once_all_its_strengths_are_measured(parts: list[A
     assert study.small_price(parts[1:]) == NOT_MEASURED  # nothing without a defense
 
 
+def test_a_strength_at_which_no_attack_of_a_side_works_is_left_out(parts: list[Any]) -> None:
+    tables = parts[-1]["rows"][0]["tables"]
+    assert {row["strength"] for row in tables["evaluation"]} == {CLIPPING[0]}
+    for row in tables["evaluation"]:
+        if row["attack"] != "fowl2021":
+            row |= {"applicable": "false", "reason": "the update is zero"}
+    tables["batches"] = [row for row in tables["batches"] if row["attack"] == "fowl2021"]
+    honest, *_, every = study.small_price(parts).split("points at most")[1:]
+    assert "| 10 | **> 0.008** (at 2" in honest
+    assert "at 8" not in honest
+    assert "| 1 | **2e-6** (at 8" in every
+    tables["evaluation"][0] |= {"applicable": "true", "reason": "not run yet"}
+    assert study.small_price(parts).count("points at most") == 2  # honest servers are not told
+
+
 def test_the_verdict_names_what_the_new_attack_changes_and_what_is_missing(parts: list[Any]) -> None:
     ran = parts[-1]["rows"][0]["tables"]["evaluation"]
     for record in parts[:-1]:  # a part lists the cells of the whole grid

@@ -143,16 +143,18 @@ def test_a_search_ends_once_rows_around_its_images_change_nothing(images: Tensor
     assert problem.renews
 
 
-def test_a_search_is_resumed_as_if_it_had_not_been_killed(images: Tensor) -> None:
+def test_a_search_is_resumed_as_if_it_had_not_been_killed(images: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     search, seen = attack(14), victim(images[1:], OptimalGradientNoise(STD))
+    # from the fifth iteration on, which the state has to tell
+    monkeypatch.setattr(PatchPenalty, "renews", lambda penalty, progress, fell: 4 <= 14 * progress < 5)
     whole, killed, resumed = (search.init([seen]) for _ in range(3))
     for number in range(14):
         search.advance(whole)
-        if number < 9:
+        if number < 6:
             search.advance(killed)
     assert killed.problems[0].renews
     resumed.load_state_dict(killed.state_dict())
-    for _ in range(14 - 9):
+    for _ in range(14 - 6):
         search.advance(resumed)
     assert whole.problems[0].renews
     assert torch.equal(search.result(whole)[0].images, search.result(resumed)[0].images)

@@ -6,8 +6,8 @@ Every cell has its own draws of test images of CIFAR-10, but for single images b
 bound, so that the two compare. The kinds of defenses have records of their own, so that several processes can share the
 work. The kinds `bound`, `bound_optimal_noise` and `bound_masks` are no defenses: they are the Cramer-Rao bound for
 Gaussian noise and for DP-SGD, that for optimal gradient noise of known variances, and what updates without noise leave
-undetermined. The attacks are those of `configs/attack/feature_maps.yaml`
-but for the last: the deep image prior that they make way to is no part of this table.
+undetermined. The attacks are those of `configs/attack/feature_maps.yaml` but for the last: the deep image prior that
+they make way to is no part of this table.
 """
 
 from __future__ import annotations
@@ -151,15 +151,13 @@ def bounds(model: Backbone, image: Tensor, label: Tensor) -> Row:
     """The Cramer-Rao errors of one image `(1, 3, 32, 32)` behind noise and DP-SGD, without and with a prior."""
     started = time.process_time()
     jacobian, round_ = linearized(model, image, label)
-    gram = jacobian.gram()
-    size = Rounding.of(gram, jacobian.rounding()).size / float(gram.trace())
-    prior = GaussianPrior.isotropic(len(gram), PIXEL_VARIANCE)
+    size = rounded(jacobian, jacobian.gram())
     found: dict[str, Tensor] = {}
     for name, defense in (DEFENSES["noise"] | DEFENSES["dpsgd"]).items():
         generator = ClientSettings().generator(0)  # of masks, which neither of these defenses draws
         released = defense.released_information(jacobian, round_, defense.released_std(1), generator)
         found[name] = released.information
-    return {**errors(found, prior, size), "seconds": round(time.process_time() - started, 1)}
+    return {**errors(found, size), "seconds": round(time.process_time() - started, 1)}
 
 
 def optimal_bounds(model: Backbone, image: Tensor, label: Tensor) -> Row:
@@ -173,16 +171,20 @@ def optimal_bounds(model: Backbone, image: Tensor, label: Tensor) -> Row:
         assert isinstance(other, OptimalGradientNoise)
         # the same directions are drawn, and all variances are in the same proportion
         found[name] = found[first] * (defense.std / other.std) ** 2
-    gram = jacobian.computed
-    size = Rounding.of(gram, jacobian.rounding()).size / float(gram.trace())
-    prior = GaussianPrior.isotropic(len(gram), PIXEL_VARIANCE)
-    return {**errors(found, prior, size), "seconds": round(time.process_time() - started, 1)}
+    size = rounded(jacobian, jacobian.computed)
+    return {**errors(found, size), "seconds": round(time.process_time() - started, 1)}
 
 
-def errors(found: Mapping[str, Tensor], prior: GaussianPrior, size: float) -> dict[str, list[Any]]:
-    """By defense, the errors that `information` in its release leaves, `size` the share of it that is rounding."""
+def rounded(jacobian: NetworkJacobian, gram: Tensor) -> float:
+    """The share of a Gram matrix of a Jacobian that is rounding."""
+    return Rounding.of(gram, jacobian.rounding()).size / float(gram.trace())
+
+
+def errors(found: Mapping[str, Tensor], size: float) -> dict[str, list[Any]]:
+    """The errors that the information in releases leaves, by defense; `size`: the share of it that is rounding."""
     rows: dict[str, list[Any]] = {"defenses": list(found), "cramer_rao": [], "van_trees": []}
     for information in found.values():
+        prior = GaussianPrior.isotropic(len(information), PIXEL_VARIANCE)
         unbiased = cramer_rao(information, size * float(information.trace()))
         for key, bound in (("cramer_rao", unbiased), ("van_trees", van_trees(information, prior))):
             rows[key].append(float(f"{bound.rmse:.3g}"))
@@ -209,8 +211,7 @@ def masked_bounds(model: Backbone, image: Tensor, label: Tensor) -> Row:
         every = unknown.numel() > 0
         if every:
             information = defense.released_information(jacobian, round_, 1.0, ClientSettings().generator(0)).information
-            gram = jacobian.computed
-            size = Rounding.of(gram, jacobian.rounding()).size / float(gram.trace())
+            size = rounded(jacobian, jacobian.computed)
             unknown = unknown_basis(information, size * float(information.trace()))
         found["unknown"].append(unknown.shape[1])
         found["with_prior"].append(float(f"{remaining(unknown, prior).rmse:.3g}"))

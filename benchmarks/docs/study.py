@@ -130,11 +130,11 @@ def _compared(grid: Row, records: Sequence[Content], side: Side) -> DefenseCompa
     batches = [row for row in select(_rows(records, "batches"), batch_size=1) if row["attack"] not in side.barred]
     values = _strengths(grid)
     strengths = strengths_of(values, _rows(records, "utility"), batches, sign=1)
-    cells = [row for row in select(_rows(records, "evaluation"), batch_size=1) if row["attack"] not in side.barred]
+    cells = select(_rows(records, "evaluation"), batch_size=1)
 
     def settled(name: str, strength: float) -> bool:
         """Whether no attack of the side can work there, so that there is nothing to measure."""
-        own = select(cells, defense=name, strength=strength)
+        own = [row for row in select(cells, defense=name, strength=strength) if row["attack"] not in side.barred]
         return bool(own) and all(row.get("applicable") == "false" for row in own)
 
     # a defense is compared once all its strengths are measured
@@ -147,7 +147,7 @@ def _compared(grid: Row, records: Sequence[Content], side: Side) -> DefenseCompa
         return None
     limits = grid.get("max_accuracy_drops", (0.01, 0.02, 0.05, 0.1))
     plain = next(iter(known.values()))[0].strongest
-    nearest = _mean(select(_rows(records, "evaluation"), batch_size=1), "nearest_public_rmse")
+    nearest = _mean(cells, "nearest_public_rmse")
     return DefenseComparison(1, side, {limit: compare(known, limit) for limit in limits}, plain, plain > nearest)
 
 

@@ -289,6 +289,14 @@ def test_the_setting_of_the_code_is_told_by_strength_from_parts(tmp_path: Path) 
     )
     assert pruning.find(figures) is None
     assert training.find(figures) is None
+    names = ("noise", "optimal_noise", "optimal_noise_energy", "prune", "optimal_pruning")
+    again = [
+        {**trainings[0], "defense": name, "repetition": n, "accuracy": 0.9 + n / 50} for name in names for n in (0, 1)
+    ]
+    keep(tmp_path, "chen2024_mnist_trainings", of_tables(utility=again))
+    assert find(Figures(tmp_path), training).text.endswith(
+        "optimal gradient pruning: 0.02: 91.0 % ± 1.4 %, loss 0.30 ± 0.00"
+    )
 
 
 def test_the_kept_study_of_bounds_fills_table_1() -> None:

@@ -52,26 +52,27 @@ def _found(data: str, names: Sequence[str], table: str) -> Compute | None:
     if data not in _GRIDS or not names:
         return None
     own = _GRIDS[data][0]
-    titles = {name: family["title"] for name, family in configuration(f"evaluate/{own}.yaml")["defenses"].items()}
 
     def compute(figures: Figures) -> Found | None:
         records = [one for one in figures.find(f"all {own}**") if any(rows_of(one, table, defense=n) for n in names)]
-        cells = []
+        families, cells = configuration(f"evaluate/{own}.yaml")["defenses"], []
         for name in names:
             rows = select(study._rows(records, table), defense=name)
-            strengths = sorted({row["strength"] for row in rows if _told(row, table)})
-            told = [_told(select(rows, strength=strength)[0], table) for strength in strengths]
-            cells += [f"{titles[name]}: " + "; ".join(f"{s:g}: {t}" for s, t in zip(strengths, told, strict=True))]
+            strengths = sorted({row["strength"] for row in rows})
+            told = [f"{one:g}: {text}" for one in strengths if (text := _told(select(rows, strength=one), table))]
             if not told:
                 return None
+            cells.append(f"{families[name]['title']}: {'; '.join(told)}")
         return Found(". ".join(cells), records)
 
     return compute
 
 
-def _told(row: Mapping[str, Any], table: str) -> str:
+def _told(rows: Sequence[Mapping[str, Any]], table: str) -> str:
+    """The trainings, or the attack, at one strength; empty where it was not run."""
     if table == "utility":
-        return f"{shown(row['accuracy'], '.1%')}, loss {shown(row['final_train_loss'], '.2f')}"
+        return f"{study._spread(rows, 'accuracy', '.1%')}, loss {study._spread(rows, 'final_train_loss', '.2f')}"
+    [row] = rows
     return "" if row.get("mse") is None else f"MSE {shown(row['mse'], '.4f')}, {shown(row['psnr'], '.1f')} dB"
 
 

@@ -21,7 +21,7 @@ _ENTROPY = {"gaussian": 0.5 + 0.5 * math.log(2 * math.pi), "laplace": 1 + math.l
 _STUDENT_MEDIAN = (2 / 3) ** 0.5
 #: Share of the squares of signs in a low rank from which on a matrix is more signal than noise; the multiple of the
 #: median of a row at which its entries are then cut off first; and rounds of a robust fit, of low rank or of patches.
-_SIGNS, _CUT, _ROUNDS, _ROUNDS_OF_PATCHES, _ROUNDS_FROM_NEAR = 0.3, 6.0, 4, 15, 3
+_SIGNS, _CUT, _ROUNDS, _ROUNDS_OF_PATCHES = 0.3, 6.0, 4, 3
 
 
 def noise_of(
@@ -110,14 +110,13 @@ class RobustRows(NamedTuple):
     Attributes:
         values: `(rows, columns)`, every row in units of its noise, which then has a standard deviation of about 1.
         units: `(rows, 1)`, standard deviations of what is left of the noise of the rows.
-        density: log-density of the observed entries with the fit and its noise, in nats.
-        gain: the same, less that of plain low rank and normal noise, in nats per entry; of given patches 0.
+        gain: mean log-density of this fit and noise, for low rank less that of a plain fit and normal noise, in nats
+            per entry.
     """
 
     values: Tensor
     units: Tensor
-    density: float
-    gain: float = 0.0
+    gain: float
 
     @property
     def scale(self) -> float:
@@ -152,11 +151,11 @@ def robust_rows(matrix: Tensor, rank: int) -> RobustRows:
         cut = _cut(values, seen)
         fits.append(_low_rank(cut, _std(cut.double()), rank))
     fitted = partial(_low_rank, rank=rank)
-    found = max((_robust_fit(values, seen, fit, fitted, _ROUNDS) for fit in fits), key=lambda one: one.density)
-    return found._replace(gain=found.density / max(1, int(seen.sum())) - float(normal))
+    found = max((_robust_fit(values, seen, fit, fitted, _ROUNDS) for fit in fits), key=lambda one: one.gain)
+    return found._replace(gain=found.gain - float(normal))
 
 
-def robust_rows_near(matrix: Tensor, patches: Tensor, begun: RobustRows | None = None) -> RobustRows:
+def robust_rows_near(matrix: Tensor, patches: Tensor, begun: RobustRows) -> RobustRows:
     """The rows of `robust_rows` around the best fit of patches `(m, columns)` of images near the true ones.
 
     Rows of any low rank can follow outliers, those of given patches hardly.
@@ -164,7 +163,7 @@ def robust_rows_near(matrix: Tensor, patches: Tensor, begun: RobustRows | None =
     Args:
         matrix: `(rows, columns)`.
         patches: of the images.
-        begun: rows whose fit by these patches is near the best one, so that few rounds are enough.
+        begun: rows whose fit by these patches is near the best one; these rows lead closer to it.
     """
     values = matrix[(matrix != 0).any(1)].detach().float()
     seen, basis = values != 0, torch.linalg.qr(patches.double().T)[0].to(values)
@@ -173,9 +172,7 @@ def robust_rows_near(matrix: Tensor, patches: Tensor, begun: RobustRows | None =
         inside: Tensor = (rows @ basis) @ basis.T
         return inside
 
-    if begun is not None:
-        return _robust_fit(values, seen, fitted(begun.values * begun.units, 0.0), fitted, _ROUNDS_FROM_NEAR)
-    return _robust_fit(values, seen, fitted(_cut(values, seen), 0.0), fitted, _ROUNDS_OF_PATCHES)
+    return _robust_fit(values, seen, fitted(begun.values * begun.units, 0.0), fitted, _ROUNDS_OF_PATCHES)
 
 
 def _cut(values: Tensor, seen: Tensor) -> Tensor:
@@ -187,7 +184,7 @@ def _cut(values: Tensor, seen: Tensor) -> Tensor:
 def _robust_fit(
     values: Tensor, seen: Tensor, fit: Tensor, fitted: Callable[[Tensor, float], Tensor], rounds: int
 ) -> RobustRows:
-    """The rows by a fit that begins with `fit`, and the density of their noise."""
+    """The rows by a fit that begins with `fit`; `gain` is the mean log-density of their noise alone."""
     for _ in range(rounds):
         rest = values - fit
         scales = _medians(rest, seen) / _STUDENT_MEDIAN
@@ -201,7 +198,7 @@ def _robust_fit(
         rows = torch.where(seen, fit / scales + pulled, 0.0)
         fit = fitted(rows, std) * scales
     density = -1.5 * (units.square() / 2).log1p() - 1.5 * math.log(2) - scales.log()
-    return RobustRows(rows / std, scales * std, float(density[seen].sum(dtype=torch.float64)))
+    return RobustRows(rows / std, scales * std, float(density[seen].mean()))
 
 
 def _medians(rows: Tensor, seen: Tensor) -> Tensor:

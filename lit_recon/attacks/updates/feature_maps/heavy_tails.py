@@ -9,6 +9,7 @@ Student's t has a maximum over images and derivatives.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from statistics import median
 
 import torch
@@ -48,7 +49,7 @@ class HeavyTails:
         """Median standard deviation of the noise of rows once outliers are pulled in."""
         return median(one.scale for one in self.begun)
 
-    @property
+    @cached_property
     def first(self) -> MatchedRows[ObservedRows]:
         """The rows by which a search begins."""
         return self._with(self.begun)

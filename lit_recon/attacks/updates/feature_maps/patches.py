@@ -127,13 +127,14 @@ class PatchMatching:
                 raise UnsupportedModelError("there is no noise to hide the maps")
             return _without_noise(penalty, unbounded if penalty.local_steps else rows, f"{note}; no noise")
         how = f"{'known' if given else 'estimated'} standard deviation {noise.std:.3g}"
-        # commands load it only behind noise that is not known
-        from lit_recon.attacks.updates.feature_maps.heavy_tails import UNIT, HeavyTails
+        if not given:
+            # loaded only behind noise that is not known
+            from lit_recon.attacks.updates.feature_maps.heavy_tails import UNIT, HeavyTails
 
-        if not given and (tails := HeavyTails.of(judged, update)):
-            penalty = replace(penalty, judged=tails.first, searched=tails.first, tails=tails)
-            rows, noise = penalty.judged.rows, UNIT
-            how = f"heavy tails, {tails.scale:.3g} once outliers are pulled in; rows are matched in units of it"
+            if tails := HeavyTails.of(judged, update):
+                penalty = replace(penalty, judged=tails.first, searched=tails.first, tails=tails)
+                rows, noise = penalty.judged.rows, UNIT
+                how = f"heavy tails, {tails.scale:.3g} once outliers are pulled in; rows are matched in units of it"
         hidden = {one.layer.name: _hidden(one, noise.std) for one in rows if one.observed is None}
         share = mean(float(shares.mean()) for shares in hidden.values()) if hidden else 0.0
         if self.most_hidden is not None and share >= self.most_hidden:

@@ -43,7 +43,6 @@ class Problem:
     loss_before: float = float("inf")  # the least before the current iteration
     fell: float = float("inf")  # by how much every step of the last iteration lowered the least loss
     renews: bool = False  # every iteration begins with another penalty
-    renewed: bool = False  # and has not been evaluated with it yet
     best_matching: float = float("inf")
     best_images: Tensor | None = None
     best_labels: Tensor | None = None
@@ -73,7 +72,7 @@ class Problem:
         if penalty is not None and (self.renews or penalty.renews(progress, self.fell)):
             self.feature_penalty = penalty.renewed(self.images(parametrization).detach())
             # losses before were another function's
-            self.renews, self.renewed, self.best_loss = True, True, float("inf")
+            self.renews, self.best_loss = True, float("inf")
 
     @property
     def stepwise(self) -> StepwiseLBFGS | None:
@@ -108,8 +107,8 @@ class Problem:
         if not math.isfinite(loss) or not finite:
             self.diverged_at = step if self.diverged_at is None else self.diverged_at
             return
-        if self.renewed:
-            self.loss_before, self.renewed = loss, False
+        if self.renews and math.isinf(self.best_loss):
+            self.loss_before = loss  # the first one of a penalty that was renewed
         if loss < self.best_loss or keep:
             self.best_images = images.clone()
             self.best_labels = labels.argmax(-1) if "labels" in self.variables else labels

@@ -143,6 +143,22 @@ def test_a_search_ends_once_rows_around_its_images_change_nothing(images: Tensor
     assert problem.renews
 
 
+def test_losses_before_other_rows_do_not_count(images: Tensor) -> None:
+    search = attack()
+    [problem] = search.init([victim(images[1:], OptimalGradientNoise(STD))]).problems
+    problem.best_loss, problem.fell = -5.0, 0.0
+    problem.begin(20)
+    problem.fell = 0.0
+    problem.renew(search.parametrization, progress=0.9)
+    assert problem.renews
+    for loss in (3.0, 1.0):
+        problem.note(
+            0, {"loss": loss, "finite": 1.0}, images[1:], problem.labels, keep=False, matches=False, trace=False
+        )
+    problem.begin(20)
+    assert problem.fell == (3.0 - 1.0) / 20
+
+
 def test_a_search_is_resumed_as_if_it_had_not_been_killed(images: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     search, seen = attack(14), victim(images[1:], OptimalGradientNoise(STD))
     # from the fifth iteration on, which the state has to tell

@@ -117,12 +117,12 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     check_base(base, shadows)
     cluster.check(arguments.prog, shadows.trainer)
     folder, grid, splits = call.folder, FactorGrid(factors, call.own), Splits()
-    runs = [FactorCellRun(factors, cell) for cell in grid.cells]
+    runs = [FactorCellRun(factors, cell) for cell in grid.part(factors.only)]
     study = StudyRunner([run.piece for run in runs], folder.path)
     for run, piece in zip(runs, study.pieces, strict=True):
         if not study.is_done(piece):
             run.check(splits)
-    grows = ("factors", "seeds", "cache", "shard_size")
+    grows = ("factors", "only", "seeds", "cache", "shard_size")
     study.open(call.config, base.overwrite, grows)
     write_text(folder.factors, json.dumps(grid.description, indent=2) + "\n")
     print(f"study       {len(factors.factors)} factors, {study.progress()}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, NamedTuple
 
@@ -152,6 +152,8 @@ class FactorsSettings:
 
     Args:
         factors: by name.
+        only: factors whose cells, with those of the base, this call runs; default: all. The page has the whole study,
+            with what is in the folder.
         seeds: every cell is run with each; default: the base's seed alone.
         seeded: dotted settings that take these seeds; `split.seed` besides `seed` draws all images anew.
         transfer: transfer to another fixed set, in the base; varied by factors on transfer.
@@ -163,6 +165,7 @@ class FactorsSettings:
     """
 
     factors: dict[str, Factor]
+    only: list[str] = field(default_factory=list)
     seeds: list[int] = field(default_factory=list)
     seeded: list[str] = field(default_factory=lambda: ["seed"])
     transfer: TransferSettings | None = None
@@ -175,6 +178,8 @@ class FactorsSettings:
     def __post_init__(self) -> None:
         if not self.factors:
             raise ConfigError("a factor study needs at least one factor; got none: name one under `factors`")
+        if unknown := sorted({*self.only} - {*self.factors}):
+            raise ConfigError(f"only must name some of {', '.join(self.factors)}; got {', '.join(unknown)}")
         if len(set(self.seeds)) < len(self.seeds) or not self.seeded:
             raise ConfigError(
                 f"seeds must differ from each other, and seeded must name a setting; got {self.seeds} and {self.seeded}"
@@ -249,6 +254,13 @@ class FactorGrid:
     def cells(self) -> list[FactorCell]:
         """All of them, each once, those of the base first."""
         return list(self._cells.values())
+
+    def part(self, only: Collection[str]) -> list[FactorCell]:
+        """The cells of the base and of the factors of these names; all cells where none is named."""
+        factors = [self.description["factors"][name] for name in only]
+        points = [point for factor in factors for line in factor["lines"] for point in line["points"]]
+        folders = {*self.description["base"], *(folder for point in points for folder in point["cells"])}
+        return [cell for cell in self.cells if cell.folder in folders] if only else self.cells
 
     def _factor(self, name: str, factor: Factor) -> dict[str, Any]:
         return {

@@ -95,6 +95,23 @@ def test_values_that_are_the_base_s_share_its_cell(tmp_path: Path) -> None:
     assert points[0]["cells"][0].startswith("cells/hidden_5-")
 
 
+def test_a_part_of_a_study_is_the_cells_of_the_base_and_of_the_factors_named(tmp_path: Path) -> None:
+    grid, _ = grid_of(small(tmp_path))
+    width, rate = (
+        {folder for line in factor["lines"] for point in line["points"] for folder in point["cells"]}
+        for factor in grid.description["factors"].values()
+    )
+    base = {*grid.description["base"]}
+    assert {cell.folder for cell in grid.part(["width"])} == base | width
+    assert {cell.folder for cell in grid.part(["rate"])} == base | rate
+    assert [len(grid.part([name])) for name in ("width", "rate")] == [2, 4]
+    assert grid.part([]) == grid.part(["rate", "width"]) == grid.cells
+    # the hash of a cell, and with it its folder, does not depend on the part that is run
+    whole, study = grid_of(small(tmp_path), "--only", "[rate]")
+    assert study.only == ["rate"]
+    assert [cell.folder for cell in whole.cells] == [cell.folder for cell in grid.cells]
+
+
 def test_seeds_multiply_cells_but_for_factors_that_set_the_seed(tmp_path: Path) -> None:
     drawn = {"setting": "seed", "values": [0, 7]}
     once = {"setting": "descent.steps", "values": [5], "seeds": [3]}
@@ -153,6 +170,7 @@ def test_a_factor_that_names_no_setting_is_refused(tmp_path: Path, factor: dict[
         (lambda: Factor(setting="seed", values=[1], seeds=[]), "one or more numbers"),
         (lambda: TransferSettings(way="scratch"), "the way `adapted` alone can"),
         (lambda: FactorsSettings(factors={}), "needs at least one factor"),
+        (lambda: study(only=["rate", "seed"]), "only must name some of seed; got rate"),
         (lambda: study(seeds=[1, 1]), "seeds must differ"),
         (lambda: study(tried=0), "must be at least 1"),
         (lambda: study(kappas=[0.0]), "strictly between 0 and 1"),

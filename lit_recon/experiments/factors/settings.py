@@ -248,7 +248,7 @@ class FactorGrid:
         self._plain = self._complete({})
         base = [cell.folder for cell in self._cells_of("base", Case("", {}), study.seeds)]
         factors = {name: self._factor(name, factor) for name, factor in study.factors.items()}
-        self.description = {"base": base, "factors": factors, "kappas": study.kappas}
+        self.description: dict[str, Any] = {"base": base, "factors": factors, "kappas": study.kappas}
 
     @property
     def cells(self) -> list[FactorCell]:

@@ -316,6 +316,7 @@ def test_a_factor_is_averaged_over_seeds_and_named_by_its_line(tmp_path: Path) -
                 {"factor": "rate", "line": "no momentum", "value": 0.2, "mse": 0.3, "kl": 4.0},
                 {"factor": "rate", "line": "momentum", "value": 0.2, "mse": 0.9},
                 {"factor": "fixed", "value": "1,000", "mse": 0.4},
+                {"factor": "first_layer", "value": "1,000 images", "mse": 0.2},
                 {"factor": "failed", "value": 1, "reason": "it has not been run yet"},
             ]
         ),
@@ -330,6 +331,8 @@ def test_a_factor_is_averaged_over_seeds_and_named_by_its_line(tmp_path: Path) -
     assert text("rate", "0.2", "no momentum", ("mse", "lpips", "kl")) == "MSE 0.2000, KL 3.0000"
     assert text("rate", None, None) == "no momentum, 0.2: 0.2000; momentum, 0.2: 0.9000"
     assert text("fixed", "1,000") == "0.4000"
+    assert text("fixed", "1,000", "", ("mse",), "1,000 images") == "0.4000; on the first layer 0.2000"
+    assert text("fixed", "1,000", "", ("mse",), "another") == "0.4000"
     assert [text("failed", "1"), text("rate", "0.2"), text("nothing")] == [None] * 3
     assert Factor("factors_cifar10", "fixed")(figures) is None
 

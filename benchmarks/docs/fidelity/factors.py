@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from benchmarks.docs.fidelity.items import Found, newest, rows_of, table_of
@@ -31,6 +31,7 @@ class Factor:
         value: its label; None: all values.
         line: the further settings; None: all of them.
         metrics: that are shown.
+        on_first_layer: label of the same setting in the factor `first_layer`, whose value follows, if it is there.
     """
 
     record: str
@@ -38,6 +39,7 @@ class Factor:
     value: str | None = None
     line: str | None = ""
     metrics: tuple[str, ...] = ("mse",)
+    on_first_layer: str = ""
 
     def __call__(self, figures: Figures) -> Found | None:
         record = newest(figures, self.record)
@@ -50,6 +52,9 @@ class Factor:
         texts = (
             list(cells.values()) if self.value is not None else [f"{title}: {text}" for title, text in cells.items()]
         )
+        if self.on_first_layer:
+            other = replace(self, factor="first_layer", value=self.on_first_layer, line="", on_first_layer="")(figures)
+            texts += [f"on the first layer {other.text}"] if other else []
         return Found("; ".join(texts), [record]) if record and texts else None
 
     def _cell(self, rows: list[Mapping[str, object]]) -> str:

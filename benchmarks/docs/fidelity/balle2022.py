@@ -8,7 +8,7 @@ from benchmarks.docs.fidelity.items import Item
 
 _MNIST = (
     "1,000 known images instead of 10,000, 4,000 shadow models instead of 59,000, 200 targets instead of 1,000, unless "
-    "named; kernel ridge regression, of all weights or of the image's contribution to the first layer, instead of a network"
+    "named; kernel ridge regression, of all weights or of the image's part of the first layer, instead of a network"
 )
 _CIFAR10 = (
     "1,000 known images instead of 5,000, 8,000 shadow models instead of 54,000, 200 targets instead of 1,000, unless "

@@ -6,6 +6,7 @@ from lit_recon.attacks.base import Attack, SimpleState, SteppableAttack
 from lit_recon.attacks.updates.feature_maps.matching import MapMatching
 from lit_recon.attacks.updates.feature_maps.patches import PatchMatching
 from lit_recon.attacks.updates.feature_maps.recovery import MapRecovery, RecoveredMaps
+from lit_recon.attacks.updates.feature_maps.top_down_matching import TopDownMatching
 from lit_recon.attacks.updates.features.cocktail_party import CocktailParty
 from lit_recon.attacks.updates.features.exact import ExactRecovery
 from lit_recon.attacks.updates.features.inputs import InputMatching, NonNegativeInputs, RecoveredInputs
@@ -117,6 +118,7 @@ __all__ = [
     "StepDecay",
     "SteppableAttack",
     "SubspaceDistance",
+    "TopDownMatching",
     "TotalVariation",
     "TwoStages",
     "UnmixingTerms",

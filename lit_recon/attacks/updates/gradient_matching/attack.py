@@ -13,6 +13,7 @@ from torch import Tensor
 from lit_recon.attacks.base import AttackRun, Execution, Way
 from lit_recon.attacks.updates.feature_maps.matching import MapMatching
 from lit_recon.attacks.updates.feature_maps.patches import PatchMatching
+from lit_recon.attacks.updates.feature_maps.top_down_matching import TopDownMatching
 from lit_recon.attacks.updates.features.inputs import InputMatching
 from lit_recon.attacks.updates.features.matching import FeatureMatching
 from lit_recon.attacks.updates.gradient_matching.further import FurtherStarts
@@ -62,7 +63,7 @@ class GradientMatching(FurtherStarts):
         parametrization: Parametrization | None = None,
         solver: Solver | None = None,
         labels: LabelRecovery | None = None,
-        features: FeatureMatching | InputMatching | MapMatching | PatchMatching | None = None,
+        features: FeatureMatching | InputMatching | MapMatching | PatchMatching | TopDownMatching | None = None,
         steps: int = 4800,
         restarts: int = 1,
         keep: Literal["last", "best"] = "last",

@@ -12,6 +12,7 @@ from torch import Tensor
 from lit_recon.attacks.base import AttackRun, Execution, SteppableAttack, put, unsolved
 from lit_recon.attacks.updates.feature_maps.matching import MapMatching
 from lit_recon.attacks.updates.feature_maps.patches import PatchMatching
+from lit_recon.attacks.updates.feature_maps.top_down_matching import TopDownMatching
 from lit_recon.attacks.updates.features.inputs import InputMatching
 from lit_recon.attacks.updates.features.matching import FeatureMatching
 from lit_recon.attacks.updates.gradient_matching.matching import Compilation, Matching
@@ -33,7 +34,7 @@ class FurtherStarts(SteppableAttack[MatchingState]):
     parametrization: Parametrization
     solver: Solver
     labels: LabelRecovery
-    features: FeatureMatching | InputMatching | MapMatching | PatchMatching | None
+    features: FeatureMatching | InputMatching | MapMatching | PatchMatching | TopDownMatching | None
     restarts: int
     seed: int
     execution: Execution

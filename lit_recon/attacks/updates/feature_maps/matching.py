@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +24,6 @@ from lit_recon.attacks.updates.feature_maps.recovery import (
     recover_maps,
     unfit,
 )
-from lit_recon.attacks.updates.feature_maps.upstream import KnownMaps, PinnedNetwork, follow_upstream
 from lit_recon.attacks.updates.gradient_matching.matching import update_distance
 from lit_recon.attacks.updates.gradient_matching.priors import Penalty
 from lit_recon.attacks.updates.labels.head import (
@@ -36,6 +36,9 @@ from lit_recon.attacks.updates.labels.head import (
 from lit_recon.attacks.updates.noise import noise_of
 from lit_recon.errors import ConfigError, UnsupportedModelError
 from lit_recon.records import Observation, Reconstruction
+
+if TYPE_CHECKING:
+    from lit_recon.attacks.updates.feature_maps.upstream import KnownMaps
 
 #: Largest 1 - cos between the maps of an image and the recovered maps for the image to be certified.
 ANGLE = 1e-5
@@ -110,10 +113,7 @@ class FeatureMapPenalty(Penalty):
     lengths: tuple[int, ...] = ()
 
     def with_labels(self, labels: Tensor) -> FeatureMapPenalty:
-        """The penalty on the maps nearest to the images that follow from these maps and the labels `(n,)`.
-
-        Where entries of the update are hidden, none follow.
-        """
+        """The penalty on the maps nearest to the images that follow from these and the labels `(n,)`, if any do."""
         if self.partial or self.spanned:
             return self
         found = nearest_maps(self.observation, self.recovered, labels)
@@ -304,6 +304,9 @@ def nearest_maps(observation: Observation, recovered: RecoveredMaps, labels: Ten
 
     Convolutions before the recovered one were tried by the recovery.
     """
+    # loaded only where maps are followed
+    from lit_recon.attacks.updates.feature_maps.upstream import PinnedNetwork, follow_upstream
+
     try:
         network = PinnedNetwork(observation)
         names = list(network.convolutions)

@@ -37,7 +37,7 @@ _RIDGE = 1e-10
 _GROUPS = 16
 
 
-class Estimate(NamedTuple):
+class MapEstimate(NamedTuple):
     """Values and their variances, of equal shapes."""
 
     values: Tensor
@@ -58,8 +58,8 @@ class PartialFit(NamedTuple):
         left: the same of the fit.
     """
 
-    maps: Estimate
-    active: Estimate
+    maps: MapEstimate
+    active: MapEstimate
     misfit: float
     left: float
 
@@ -140,8 +140,8 @@ class PartialGradient:
             of_active = _moved(switches - active, open_, of_active)
         last = self._misfit(derivative * switches, found, gradient)
         return PartialFit(
-            Estimate((found * size).view(shapes[0]), (loose * (of_maps * size) ** 2).view(shapes[0])),
-            Estimate(switches.view(shapes[1]), (open_ * of_active**2).view(shapes[1])),
+            MapEstimate((found * size).view(shapes[0]), (loose * (of_maps * size) ** 2).view(shapes[0])),
+            MapEstimate(switches.view(shapes[1]), (open_ * of_active**2).view(shapes[1])),
             first / usual,
             last / usual,
         )

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from lit_recon.attacks.updates.feature_maps.partial_gradient import Estimate, PartialGradient
+from lit_recon.attacks.updates.feature_maps.partial_gradient import MapEstimate, PartialGradient
 from lit_recon.attacks.updates.feature_maps.relu_network import ReluNetwork, Step
 from lit_recon.records import Observation
 
@@ -53,7 +53,7 @@ class Sweep:
         misfits: of the guess in every convolution's gradient that was used, relative.
     """
 
-    maps: dict[int, Estimate] = field(default_factory=dict)
+    maps: dict[int, MapEstimate] = field(default_factory=dict)
     active: dict[int, Tensor] = field(default_factory=dict)
     zeros: dict[int, Tensor] = field(default_factory=dict)
     misfits: dict[int, float] = field(default_factory=dict)
@@ -177,7 +177,7 @@ class TopDown:
             if change < _SETTLED:
                 break
         own = found.maps[cut].variances.clamp_max(_SOLVED * float(values.square().mean()))
-        found.maps[cut] = Estimate(values, own)
+        found.maps[cut] = MapEstimate(values, own)
         return found, values
 
     def _matched(
@@ -213,13 +213,13 @@ class TopDown:
         return variable.detach()[0].clamp_min(0).double()
 
 
-def _weighed(estimate: Estimate, floor: float) -> tuple[Tensor, Tensor]:
+def _weighed(estimate: MapEstimate, floor: float) -> tuple[Tensor, Tensor]:
     """Values and their weights, inverse variances with a floor of so many root mean squares."""
     size = estimate.values.square().mean().clamp_min(torch.finfo(torch.float64).tiny)
     return estimate.values, 1 / (estimate.variances + floor**2 * size)
 
 
-def _active(estimate: Estimate | None, guess: Tensor) -> Tensor:
+def _active(estimate: MapEstimate | None, guess: Tensor) -> Tensor:
     """Which outputs of a ReLU are active, 0 or 1: by their estimate where it is clear, else by the guess."""
     likely = (guess > 0).double()
     if estimate is None:

@@ -21,7 +21,7 @@ from lit_recon.errors import ConfigError, UnsupportedModelError
 from lit_recon.records import Observation
 
 if TYPE_CHECKING:
-    from lit_recon.attacks.updates.feature_maps.partial_gradient import Estimate
+    from lit_recon.attacks.updates.feature_maps.partial_gradient import MapEstimate
     from lit_recon.attacks.updates.feature_maps.relu_network import ReluNetwork
     from lit_recon.attacks.updates.feature_maps.top_down import TopDown
 
@@ -57,7 +57,7 @@ class TopDownPenalty(Penalty):
     notes: tuple[str, ...]
     label: Tensor | None = None
     search: TopDown | None = None
-    maps: Mapping[int, Estimate] | None = None
+    maps: Mapping[int, MapEstimate] | None = None
 
     @property
     def partial(self) -> bool:

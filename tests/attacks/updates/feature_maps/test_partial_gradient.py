@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lit_recon.attacks.updates.feature_maps.convolutions import Convolution
-from lit_recon.attacks.updates.feature_maps.partial_gradient import Estimate, PartialFit, PartialGradient
+from lit_recon.attacks.updates.feature_maps.partial_gradient import MapEstimate, PartialFit, PartialGradient
 
 CHANNELS = 48
 
@@ -47,7 +47,7 @@ def far(estimate: Tensor, truth: Tensor) -> float:
     return float((estimate - truth).norm() / truth.norm())
 
 
-def wrong(found: Estimate, truth: Tensor) -> float:
+def wrong(found: MapEstimate, truth: Tensor) -> float:
     return float(((found.values > 0.5) != (truth > 0.5)).double().mean())
 
 

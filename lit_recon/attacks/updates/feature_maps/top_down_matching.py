@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 _PRIORS = 1e-6
 #: Floor of the standard deviations of maps, in root mean squares.
 _FLOOR = 3e-3
-#: Observed entries of the solved layers for every pixel; with fewer of them the features tell most.
-_ENTRIES = 0.5
+#: Observed entries of the solved layers for every pixel; with fewer the features tell most, which a strong prior uses.
+_ENTRIES = 2.0
 
 
 @dataclass(frozen=True)

@@ -149,7 +149,7 @@ _TABLE_2: dict[str, tuple[tuple[str, str, Factor], tuple[str, str, Factor]]] = {
         ("200", "0.0094", Factor("factors_cifar10", "epochs", "200")),
     ),
     "activation": (
-        ("ReLU", "0.0182", Factor("factors_mnist", "activation", "relu", on_first_layer="relu")),
+        ("ReLU", "0.0182", Factor("factors_mnist", "activation", "relu")),
         ("ReLU", "0.0324", Factor("factors_cifar10", "activation", "relu")),
     ),
     "learning rate": (

@@ -194,18 +194,37 @@ def membership(record: Content) -> str:
 @table("factors_digits", "factors_digits")
 def factors_digits(record: Content) -> str:
     """MSE by factor and value, with the accuracy of the released models in brackets."""
+    return _factors(record, "factors_digits")
+
+
+@table("factors_mnist", "factors_mnist")
+def factors_mnist(record: Content) -> str:
+    """The same on MNIST, of the factors that were run."""
+    return _factors(record, "factors_mnist")
+
+
+def _factors(record: Content, name: str) -> str:
     rows: Sequence[Mapping[str, Any]] = row_of(record)["tables"]["factors"]
-    settings = configuration("reconn/factors_digits.yaml")["factors"]
+    settings = configuration(f"reconn/{name}.yaml")["factors"]
     base, *others = rows
+    run = [row for row in others if row.get("mse") is not None]
     lines = []
-    for factor, line in dict.fromkeys((row["factor"], row.get("line", "")) for row in others):
-        same = [row for row in others if (row["factor"], row.get("line", "")) == (factor, line)]
+    for factor, line in dict.fromkeys((row["factor"], row.get("line", "")) for row in run):
+        same = [row for row in run if (row["factor"], row.get("line", "")) == (factor, line)]
+        if all(row["mse"] == base["mse"] for row in same):
+            continue  # the factor's own values were not run
         cells = ", ".join(f"{row['value']}: {_mse(row['mse'])} ({shown(row['accuracy'], '.0%')})" for row in same)
         lines.append([settings[factor]["title"] + (f", {line}" if line else ""), cells])
-    errors = [row["mse"] for row in others if row["factor"] == "seed"]
     note = (
         f"The base has an MSE of {_mse(base['mse'])}, the nearest other image {_mse(base['oracle_mse'])}, the mean "
-        f"image {_mse(base['baseline_mean_image_mse'])}. Over initial weights of {len(errors)} seeds the mean is "
-        f"{_mse(fmean(errors))}, the range {_mse(min(errors))} to {_mse(max(errors))}."
+        f"image {_mse(base['baseline_mean_image_mse'])}."
     )
+    errors = [row["mse"] for row in run if row["factor"] == "seed"]
+    if len(errors) > 1:
+        note += (
+            f" Over initial weights of {len(errors)} seeds the mean is {_mse(fmean(errors))}, the range "
+            f"{_mse(min(errors))} to {_mse(max(errors))}."
+        )
+    if len(run) < len(others):
+        note += f" Of {len(others)} values of factors {len(run)} have results; the others were not run yet."
     return f"{markdown(['factor', 'MSE, and accuracy of the released models'], lines)}\n\n{note}"

@@ -154,6 +154,19 @@ def test_lines_of_a_factor_stand_apart() -> None:
     assert [row[0].rpartition(", ")[2] for row in made[2:]] == ["no momentum", "momentum"]
 
 
+def test_factors_that_were_not_run_are_left_out() -> None:
+    rows = [
+        {"factor": "default", "mse": 0.01, "oracle_mse": 0.02, "baseline_mean_image_mse": 0.03, "accuracy": 0.9},
+        {"factor": "size", "value": "1", "mse": 0.05, "accuracy": 0.5},
+        {"factor": "size", "value": "100", "reason": "it has not been run yet"},
+        {"factor": "epochs", "value": 100, "mse": 0.01, "accuracy": 0.9},
+        {"factor": "epochs", "value": 250, "reason": "it has not been run yet"},
+    ]
+    text = released.factors_mnist(run("factors_mnist", tables={"factors": rows}))
+    assert [row[0] for row in lines(text)[1:]] == ["Size of the released model"]
+    assert "Of 4 values of factors 2 have results" in text
+
+
 def test_certified_images_are_counted_with_the_wrong_ones() -> None:
     cell = {"network": "untrained", "batch_norm": "eval", "labels": "distinct"}
     rows = [

@@ -15,6 +15,9 @@ from lit_recon.clients.gradient import PureBatchNorm, pure_copy
 from lit_recon.errors import UnsupportedModelError
 from lit_recon.records import Observation
 
+#: Norms whose derivative depends on the image.
+_OWN_STATISTICS = (nn.GroupNorm, nn.LayerNorm, nn.InstanceNorm2d)
+
 
 class _Overwritten(torch.autograd.Function):
     """The given values in place of a ReLU's output; derivatives pass where `active` is 1."""
@@ -64,11 +67,18 @@ class ReluNetwork:
         linear: name of the linear layer whose input the features are.
 
     Raises:
-        UnsupportedModelError: there is no ReLU module, or no convolution between two of them.
+        UnsupportedModelError: no convolution between two ReLU modules, or a norm with statistics of the image.
     """
 
     def __init__(self, observation: Observation, linear: str) -> None:
         self._model = pure_copy(observation.model, "eval")
+        for name, module in self._model.named_modules():
+            fixed = not isinstance(module, PureBatchNorm) or module.mode == "eval"
+            if not fixed or isinstance(module, _OWN_STATISTICS):
+                raise UnsupportedModelError(
+                    f"{name} has statistics of the image: maps are found from the last layer to the first behind norms "
+                    "with fixed statistics alone"
+                )
         self._loss = observation.loss
         public = {**observation.parameters, **observation.buffers}
         self._public = {name: value.detach().cpu() for name, value in public.items()}

@@ -185,6 +185,7 @@ def test_the_true_image_has_no_penalty(image: Tensor, seen: Observation) -> None
     ("activation", "norm", "defense", "words"),
     [
         ("gelu", "batch", GradientDropout(0.9), "in ReLU networks alone"),
+        ("relu", "group", GradientDropout(0.9), "statistics of the image"),
         ("relu", "batch", GaussianNoise(0.01), "takes updates without noise"),
         ("relu", "batch", GradientDropout(0.995), "length of the features is not known"),
     ],

@@ -90,16 +90,14 @@ class PartialGradient:
         self.layer = layer
         self._gradient = gradient.detach().cpu().double().flatten(2)
         self._channels, c, self._offsets = self._gradient.shape
-        observed = self._gradient != 0
+        self._seen = observed = self._gradient != 0
         self.observed = int(observed.sum())
-        self._seen = observed
         positions = math.prod(layer.shape[1:])
         numbers = torch.arange(1, positions + 1, dtype=torch.float64).view(1, 1, *layer.shape[1:])
         one = Convolution(layer.name, (1, *layer.shape[1:]), 1, layer.kernel, layer.stride, layer.padding, 0, False)
         # position in the map under every offset and place, and `positions` outside the map
         under = one.patches(numbers)[0].round().long() - 1
         self._under = torch.where(under < 0, positions, under)
-        self._places = self._under.shape[1]
         self._by_input = _Entries.of(observed.transpose(0, 1).reshape(c, -1))
         self._by_output = _Entries.of(observed.reshape(self._channels, -1))
 
@@ -122,7 +120,7 @@ class PartialGradient:
         guess, derivative = guess / size, derivative / scale
         gradient = self._gradient / (size * scale[..., None])
         by_input, by_output = gradient.transpose(0, 1).flatten(1), gradient.flatten(1)
-        known_sums = None if sums is None else (sums.double() / scale[:, 0]) * (sums != 0)
+        known_sums = None if sums is None else sums.double() / scale[:, 0]
         usual = self._root_mean_square(gradient)
         first = self._misfit(derivative * active, guess, gradient)
         found, switches, error = guess, active, max(first, _ROUNDING * usual)

@@ -241,10 +241,8 @@ class ReluNetwork:
         self.given = {number: (shapes[number], active[number]) for number in active if number > step.relu}
         self.given[step.relu] = (shapes[step.relu], torch.ones_like(shapes[step.relu]))
         self._first = step.relu
-        outputs = self.outputs
         try:
             logits = self(self.image.double().requires_grad_())
-            wanted = outputs[step.convolution.name]
-            return torch.autograd.grad(self._loss(logits, labels), wanted)[0][0]
+            return torch.autograd.grad(self._loss(logits, labels), self.outputs[step.convolution.name])[0][0]
         finally:
             self.given, self._first = {}, 0

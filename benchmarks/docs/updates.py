@@ -265,6 +265,38 @@ def features_defended(record: Content) -> str:
     return markdown(["defense", "method", *(f"batch {batch}" for batch in batches)], rows)
 
 
+@table("liu2025_table2", "liu2025_table2")
+def feature_errors(record: Content) -> str:
+    """Mean feature error by defense, method and batch size, and the paper's value for its method."""
+    cells, grid = _cells(record), configuration("evaluate/liu2025_table2.yaml")
+    printed = grid["paper"]["values"]["moments"]
+    rows = []
+    for defense, strength in dict.fromkeys(map(_strength, cells)):
+        number = 0 if strength is None else grid["defenses"][defense]["values"].index(strength)
+        for name, attack in grid["attacks"].items():
+            own = select(cells, defense=defense, strength=strength, attack=name)
+            found = {row["batch_size"]: shown(row.get("feature_error")) for row in own}
+            title = title_of(grid, defense, strength) if name == next(iter(grid["attacks"])) else ""
+            rows.append([title, attack["title"], *(found.get(batch, "–") for batch in grid["batch_sizes"])])
+        values = [str(printed[defense][batch][number]).partition(" (")[0] for batch in grid["batch_sizes"]]
+        rows.append(["", "the paper's method in the paper", *values])
+    return markdown(["defense", "method", *(f"batch {batch}" for batch in grid["batch_sizes"])], rows)
+
+
+@table("liu2025_table3_small", "liu2025_table3_small")
+def large_batches(record: Content) -> str:
+    """Images by attack and batch size, without a defense."""
+    cells, grid = _cells(record), configuration("evaluate/liu2025_table3_small.yaml")
+    specs = {"ssim": ".3f", "rmse": "error", "mse": ".4f", "label_accuracy": ".0%", "seconds": ".0f"}
+    lines = []
+    for row in sorted(cells, key=lambda row: row["batch_size"]):
+        title = grid["attacks"][row["attack"]]["title"]
+        lines.append([str(row["batch_size"]), title, *(shown(row.get(key), spec) for key, spec in specs.items())])
+    baselines = {"nearest public image": "nearest_public_rmse", "mean image": "mean_image_rmse"}
+    lines += [["", title, "", shown(cells[0][key])] for title, key in baselines.items()]
+    return markdown(["batch", "", "SSIM", "RMSE", "MSE", "labels right", "seconds of all batches"], lines)
+
+
 @table("imprint", "imprint")
 def imprint(record: Content) -> str:
     header = ["defense", "images alone", "hits", "hits by batch", "median PSNR of images alone, dB", "RMSE of all"]

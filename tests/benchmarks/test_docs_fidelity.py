@@ -196,7 +196,7 @@ def test_printed_losses_and_feature_errors_agree_with_the_grids() -> None:
         values = sorted(liu2025.printed(liu2025.TABLE_5, column).split(", "))
         assert f"{values[0]} to {values[-1]}" == losses["paper"]["losses"][defense][place]
     features = configuration("evaluate/liu2025_table2.yaml")["paper"]["values"]["moments"]
-    ours = [values.split(", ") for values, _ in liu2025.TABLE_2.values()]
+    ours = [values.split(", ") for values, *_ in liu2025.TABLE_2.values()]
     for place, batch in enumerate((1, 2, 4, 8)):
         known = [value for own in features.values() for value in own[batch]]
         assert [float(str(value).partition(" ")[0]) for value in known] == [float(own[place]) for own in ours]

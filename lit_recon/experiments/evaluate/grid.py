@@ -176,12 +176,13 @@ def _in_words(spec: Mapping[str, Any]) -> str:
 
 
 class _Row(NamedTuple):
-    """A defense at one strength, the strength's position, and the settings."""
+    """A defense at one strength, the strength's position, the settings, and those of trainings behind it alone."""
 
     defense: str
     strength: float | None
     position: int
     settings: dict[str, Any]
+    utility: Mapping[str, Any]
 
 
 class _Entrant(NamedTuple):
@@ -197,10 +198,11 @@ def _rows(families: Mapping[str, DefenseFamily]) -> Iterator[_Row]:
     """Every defense at every strength; first of none."""
     if NO_DEFENSE in families:
         raise ConfigError(f"no defense is always part of the grid: leave {NO_DEFENSE!r} out of `defenses`")
-    yield _Row(NO_DEFENSE, None, 0, {})
+    yield _Row(NO_DEFENSE, None, 0, {}, {})
     for name, family in families.items():
         for position, value in enumerate(family.values):
-            yield _Row(name, value, position, merged(family.settings, nested(family.strength, _number(value))))
+            settings = merged(family.settings, nested(family.strength, _number(value)))
+            yield _Row(name, value, position, settings, family.utility)
 
 
 def _trainings(common: Mapping[str, Any], grid: EvaluateSettings, rows: Sequence[_Row]) -> Iterator[GridCell]:
@@ -223,7 +225,7 @@ def _training(
 ) -> GridCell:
     backbone = {key: value for key, value in common["backbone"].items() if key not in _NO_TRAINING}
     shared = {key: common[key] for key in ("data", "trainer", "seed")}
-    settings = {**shared, **merged(backbone, utility), "wandb": {"mode": "disabled"}}
+    settings = {**shared, **merged(merged(backbone, utility), row.utility), "wandb": {"mode": "disabled"}}
     # of a client's settings a training has the local steps
     client = {key: value for key, value in row.settings.get("client", {}).items() if key == "local_steps"}
     defense = {key: value for key, value in row.settings.items() if key == "defense"}

@@ -125,6 +125,7 @@ def _verdicts(evaluation: Evaluation, compared: Sequence[DefenseComparison]) -> 
 def _prices(evaluation: Evaluation, compared: Sequence[DefenseComparison]) -> Panel:
     measure = evaluation.metric.measure
     servers = " and choice of attacks" if len(evaluation.sides) > 1 else ""
+    own = [f"behind {evaluation.defenses[name]} with {how}" for name, how in evaluation.own_trainings.items()]
     description = f"Accuracy lost against {measure.name} of the strongest attack, one plot per batch size{servers}"
     return Panel(
         "Price and protection",
@@ -135,6 +136,7 @@ def _prices(evaluation: Evaluation, compared: Sequence[DefenseComparison]) -> Pa
         "leaves them unknown.",
         [Picture(scatter(evaluation, "svg"), description, "scatter.svg")],
         parts=equal_utility(evaluation, compared),
+        note=f"Trained {'; '.join(own)}: the price includes what that alone costs." if own else "",
     )
 
 

@@ -109,8 +109,8 @@ class Evaluation:
 
     Attacks and defenses are titles by name, `malicious` the names of attacks whose server modifies the model, and
     `networks` descriptions by name of attacks that do not use the grid's. `without` are attacks that some comparisons
-    leave out. `measures` are the package's own, then others
-    that the cells measured.
+    leave out. `measures` are the package's own, then others that the cells measured. `own_trainings` are settings by
+    name of defenses behind which networks are not trained as the grid's.
     """
 
     folder: RunFolder
@@ -124,6 +124,7 @@ class Evaluation:
     metric: LeakageMetric
     measures: Mapping[str, Measure]
     without: list[str] = field(default_factory=list)
+    own_trainings: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def read(cls, folder: RunFolder | Path | str) -> Evaluation:
@@ -152,6 +153,7 @@ class Evaluation:
                 LeakageMetric(measures.get(key) or measure_of(key), of),
                 measures,
                 content.get("without", []),
+                content.get("trainings", {}),
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise CorruptFileError(
@@ -259,7 +261,7 @@ def _check_entry(entry: Mapping[str, Any]) -> None:
 
 def _check_grid(content: Mapping[str, Any]) -> None:
     """A ValueError for names and numbers of a grid that are of another type."""
-    for name in ("attacks", "defenses", "networks"):
+    for name in ("attacks", "defenses", "networks", "trainings"):
         if not all(isinstance(title, str) for title in content.get(name, {}).values()):
             raise ValueError(f"{name} must be texts by name")
     for name in ("malicious", "without"):

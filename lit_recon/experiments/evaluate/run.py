@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import yaml
 from jsonargparse import ArgumentParser, Namespace
 from torch import Tensor, nn
 
@@ -235,6 +236,11 @@ def _description(settings: EvaluateSettings, cells: Sequence[GridCell], own: Map
             cell.attack: network
             for cell in cells
             if cell.kind == "attack" and (network := own_network(cell, own)) is not None
+        },
+        "trainings": {
+            name: yaml.safe_dump(family.utility, default_flow_style=True, width=math.inf).strip()
+            for name, family in settings.defenses.items()
+            if family.utility
         },
         "metric": settings.ranking.key,
         "of": settings.ranking.of,

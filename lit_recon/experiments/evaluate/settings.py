@@ -24,12 +24,15 @@ class DefenseFamily:
         strength: dotted key of the strength, such as `defense.init_args.fraction`.
         values: values of the strength, from weak to strong.
         title: for tables; default: the name in the grid.
+        utility: backbone settings that trainings behind this defense need beside the grid's, such as a norm that
+            DP-SGD can be trained with; the price of the defense then includes what they cost.
     """
 
     settings: dict[str, Any]
     strength: str
     values: list[float]
     title: str = ""
+    utility: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.values:

@@ -102,6 +102,18 @@ def test_trainings_have_the_backbones_settings_but_for_their_own(attack: GridAtt
     assert not {"checkpoint", "cache", "victims", "client", "backbone"} & cell.settings.keys()
 
 
+def test_a_defense_may_need_another_network_in_training_but_not_under_attack(attack: GridAttack) -> None:
+    """DP-SGD cannot be trained with BatchNorm: its trainings alone have another norm, at the grid's epochs."""
+    needs = {"trunk": {"class_path": "ResNet18", "init_args": {"norm": "group"}}}
+    private = DefenseFamily({"defense": {"class_path": "DPSGD"}}, "defense.init_args.bound", [1.0], utility=needs)
+    cells = grid(attack, defenses={"private": private}, utility={"epochs": 20})
+    plain, own = (cell for cell in cells if cell.kind == "utility")
+    assert (plain.settings["epochs"], own.settings["epochs"]) == (20, 20)
+    assert "trunk" not in plain.settings
+    assert own.settings["trunk"] == needs["trunk"]
+    assert all("trunk" not in cell.settings["backbone"] for cell in cells if cell.kind == "attack")
+
+
 def test_the_ends_of_a_defense_are_trained_several_times(attack: GridAttack) -> None:
     """Three strengths and three repetitions: the one between is trained once; each repetition has its own seed."""
     noise = DefenseFamily({"defense": {"class_path": "GaussianNoise"}}, "defense.init_args.std", [0.01, 0.1, 1.0])

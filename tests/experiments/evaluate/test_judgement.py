@@ -241,6 +241,13 @@ def test_an_attack_on_a_network_of_its_own_is_out_of_competition(evaluated: RunF
     assert "not compared: Far" in build_evaluation(evaluated.path).read_text()
 
 
+def test_the_page_says_which_defense_was_trained_on_another_network(evaluated: RunFolder) -> None:
+    assert "that alone costs" not in build_evaluation(evaluated.path).read_text()
+    change(evaluated, trainings={"noise": "{trunk: {init_args: {norm: group}}}"})
+    said = "Trained behind noise with {trunk: {init_args: {norm: group}}}: the price includes what that alone"
+    assert said in build_evaluation(evaluated.path).read_text()
+
+
 def test_another_figure_has_its_own_direction(evaluated: RunFolder) -> None:
     for attack, psnr, nearest in (("near", 30.0, 15.0), ("far", 10.0, 15.0)):
         rescore(evaluated, "none", None, attack, psnr, "psnr", nearest)

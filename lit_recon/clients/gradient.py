@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import cross_entropy
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from lit_recon.defenses.example_gradients import ExampleGradients, example_gradients
 from lit_recon.errors import ConfigError, UnsupportedModelError
 from lit_recon.models import Backbone
 from lit_recon.records import (
@@ -158,6 +160,11 @@ class GradientOperator:
 
     def __call__(self, weights: Weights, batch: Batch, differentiable: Differentiable = "no") -> Update:
         return self._run(weights, batch, differentiable, {})[0]
+
+    def examples(self, weights: Weights, batch: Batch) -> ExampleGradients | None:
+        """The gradients of single examples as `example_gradients` holds them; the loss has to be a mean of theirs."""
+        constant = Weights({name: value.detach() for name, value in weights.parameters.items()}, weights.buffers)
+        return example_gradients(self._model, partial(self.loss, constant, batch), len(batch.images))
 
     def with_statistics(
         self, weights: Weights, batch: Batch, differentiable: Differentiable = "no"

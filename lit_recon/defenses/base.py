@@ -93,6 +93,13 @@ class Defense:
         """Gradients of single examples, each `(n, ...)`; no example may depend on another."""
         return gradients
 
+    def example_factors(self, squared_norms: Tensor) -> Tensor | None:
+        """The factors `(n,)` by which `transform_per_example` scales gradients of such norms; None if it does more.
+
+        Trainings with them need no single gradients.
+        """
+        return None
+
     def transform_update(self, update: Update, round_: Round, generator: torch.Generator) -> Update:
         """The mean gradient `update`, or the result of several local steps, as the client releases it."""
         return update

@@ -97,6 +97,9 @@ class PerExampleClipping(Defense):
     def transform_per_example(self, gradients: Update, generator: torch.Generator) -> Update:
         return clipped_examples(gradients, self.bound)
 
+    def example_factors(self, squared_norms: Tensor) -> Tensor:
+        return clip_factors(squared_norms, self.bound)
+
     def simulate_per_example(self, gradients: Update) -> Update:
         return clipped_examples(gradients, self.bound)
 
@@ -137,6 +140,9 @@ class DPSGD(Defense):
 
     def transform_per_example(self, gradients: Update, generator: torch.Generator) -> Update:
         return clipped_examples(gradients, self.bound)
+
+    def example_factors(self, squared_norms: Tensor) -> Tensor:
+        return clip_factors(squared_norms, self.bound)
 
     def transform_update(self, update: Update, round_: Round, generator: torch.Generator) -> Update:
         return with_normal_noise(update, self.released_std(len(round_.batch.images)), generator)

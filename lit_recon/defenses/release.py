@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
 
 import torch
@@ -10,10 +10,13 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from lit_recon.defenses.base import BatchGradient, Defense, Round, Stage
+from lit_recon.defenses.example_gradients import ExampleGradients
 from lit_recon.defenses.vectors import mean_update
 from lit_recon.errors import ConfigError, ShapeError, UnsupportedModelError
 from lit_recon.records import Batch, BatchNormMode, Differentiable, SimulatedDefense, Update
 
+#: The gradients of the examples of a batch, or None for a model of other layers, as of `example_gradients`.
+Examples = Callable[[Batch], ExampleGradients | None]
 #: Examples per chunk of per-example gradients; `auto`: one on a CPU, several on a GPU.
 Chunk = int | Literal["auto"]
 _CHUNK_ON_GPU = 16
@@ -72,10 +75,12 @@ def defended_gradient(
     generator: torch.Generator,
     chunk: Chunk = "auto",
     clients: int = 1,
+    examples: Examples | None = None,
 ) -> Update:
     """The update that a client with this defense releases; in training, the direction of the optimizer's step.
 
-    Gradients of single examples are computed only if the defense transforms them, `chunk` at a time. The prepared
+    Gradients of single examples are computed only if the defense transforms them, `chunk` at a time; not where it only
+    scales them and `examples` gives their norms. The prepared
     `model` is used for its structure only, the `gradient` is that of the mean loss. An empty batch is a `ShapeError`.
 
     With several `clients`, each has an equal share of the batch, in order, and defends its own update; the result is
@@ -85,7 +90,8 @@ def defended_gradient(
     if len(batch.images) == 0:
         raise ShapeError("a client's update needs at least one example; got an empty batch: skip the round")
     if clients == 1:
-        return update_of_batch(defense, gradient, defense.transform_batch(batch, model, generator), generator, chunk)
+        defended = defense.transform_batch(batch, model, generator)
+        return update_of_batch(defense, gradient, defended, generator, chunk, examples)
     seeds = torch.randint(2**62, (clients,), generator=generator, device=generator.device).tolist()
     own = [torch.Generator(generator.device).manual_seed(seed) for seed in seeds]
     shares = zip(batch.shares(clients), own, strict=True)
@@ -93,15 +99,32 @@ def defended_gradient(
 
 
 def update_of_batch(
-    defense: Defense, gradient: BatchGradient, batch: Batch, generator: torch.Generator, chunk: Chunk = "auto"
+    defense: Defense,
+    gradient: BatchGradient,
+    batch: Batch,
+    generator: torch.Generator,
+    chunk: Chunk = "auto",
+    examples: Examples | None = None,
 ) -> Update:
     """The stages of `defended_gradient` after that of the batch; arguments as there."""
-    if Stage.PER_EXAMPLE in defense.stages:
+    scaled = _scaled(defense, batch, examples)
+    if scaled is not None:
+        update = scaled
+    elif Stage.PER_EXAMPLE in defense.stages:
         pieces = per_example_gradients(gradient, batch, chunk)
         update = _mean(defense.transform_per_example(piece, generator) for piece in pieces)
     else:
         update = gradient(batch)
     return defense.transform_update(update, Round(batch, gradient), generator)
+
+
+def _scaled(defense: Defense, batch: Batch, examples: Examples | None) -> Update | None:
+    """The mean of the transformed gradients, if the defense only scales them and their factors are known."""
+    if examples is None or Stage.PER_EXAMPLE not in defense.stages:
+        return None
+    found = examples(batch)
+    factors = None if found is None else defense.example_factors(found.squared_norms())
+    return None if found is None or factors is None else found.weighted(factors / len(batch.images))
 
 
 def simulated_gradient(

@@ -17,6 +17,7 @@ from lit_recon.clients import GradientOperator, LocalTraining
 from lit_recon.clients.gradient import gradient_by_name
 from lit_recon.data.dataset import seeded_generator
 from lit_recon.defenses import Defense, Stage, defended_gradient
+from lit_recon.defenses.example_gradients import ExampleGradients
 from lit_recon.errors import ConfigError, RunExistsError
 from lit_recon.models import Backbone
 from lit_recon.records import Batch, Differentiable, Update, Weights
@@ -133,7 +134,9 @@ class DefendedBackboneModule(TrainingModule):
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Set the gradients that the optimizer steps along."""
         with self.trainer.precision_plugin.forward_context():  # Lightning leaves it before it calls this method
-            released = defended_gradient(self.defense, self.model, self._gradient, self._batch, self._generator())
+            released = defended_gradient(
+                self.defense, self.model, self._gradient, self._batch, self._generator(), examples=self._examples
+            )
         for name, parameter in self.model.named_parameters():
             if parameter.requires_grad:
                 mean = self.trainer.strategy.reduce(released[name].detach(), reduce_op="mean")
@@ -145,6 +148,10 @@ class DefendedBackboneModule(TrainingModule):
             (loss, parameters), self._passed = self._passed, None
             return gradient_by_name(loss, parameters, "no")
         return self._rule(Weights.of(self.model), batch, differentiable)
+
+    def _examples(self, batch: Batch) -> ExampleGradients | None:
+        """The gradients of the batch's single examples at the present weights."""
+        return self._plain.examples(Weights.of(self.model), batch)
 
     def _follow_batch(self) -> Tensor:
         """Update running statistics with the batch, and return the loss."""

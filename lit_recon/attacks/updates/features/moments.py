@@ -193,7 +193,8 @@ def weight_span(gradient: Tensor, n_examples: int) -> Tensor:
     eigenvalue gap shows that features coincide or vanish. Exact up to rounding where features are linearly independent;
     noise of standard deviation s relative to the gradient's root mean square rotates it by about `s sqrt(n / m)`.
     """
-    values, vectors = torch.linalg.eigh(gradient.T @ gradient)
+    wide = gradient.shape[0] < gradient.shape[1]  # then the products of rows are fewer than those of columns
+    values, vectors = torch.linalg.eigh(gradient @ gradient.T if wide else gradient.T @ gradient)
     values = values.flip(0).clamp_min(torch.finfo(values.dtype).eps * values[-1].clamp_min(1e-300))
     falls = values / torch.cat([values[1:], values[-1:]])
     size = n_examples
@@ -203,7 +204,7 @@ def weight_span(gradient: Tensor, n_examples: int) -> Tensor:
         if falls[earlier - 1] > 1e4 and values[earlier] < 1e-9 * values[0]:
             size = earlier
     basis: Tensor = vectors.flip(1)[:, :size].contiguous()
-    return basis
+    return torch.linalg.qr(gradient.T @ basis).Q if wide else basis
 
 
 class MomentRecovery(FeatureRecovery):

@@ -28,9 +28,10 @@ def outside(features: Tensor, basis: Tensor) -> float:
     return float((features - features @ basis @ basis.T).norm(dim=1).max())
 
 
+@pytest.mark.parametrize("shape", [(300, 40), (40, 300)], ids=["more neurons than features", "more features"])
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
-def test_span_up_to_rounding(dtype: torch.dtype, bound: float) -> None:
-    gradient, features = low_rank(300, 40, 5)
+def test_span_up_to_rounding(dtype: torch.dtype, bound: float, shape: tuple[int, int]) -> None:
+    gradient, features = low_rank(*shape, 5)
     basis = weight_span(gradient.to(dtype).double(), 5)
     assert outside(features, basis) < bound
     torch.testing.assert_close(basis.T @ basis, torch.eye(5, dtype=torch.float64))
@@ -43,6 +44,9 @@ def test_rank_is_read_off_the_gap() -> None:
     noise = 0.5 * torch.randn(gradient.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     assert weight_span(gradient + noise, 6).shape == (40, 6)
     assert outside(features, weight_span(gradient, 40)) < 1e-12
+    wide, features = low_rank(40, 300, 3)
+    assert weight_span(wide.float().double(), 6).shape == (300, 3)
+    assert outside(features, weight_span(wide, 6)) < 1e-12
 
 
 def idle(gradient: Tensor, rows: slice, columns: slice) -> Tensor:

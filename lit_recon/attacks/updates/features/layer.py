@@ -202,8 +202,10 @@ def _beyond(gradient: Tensor, rank: int) -> float | None:
     p, q = sorted(gradient.shape)
     if rank >= p:
         return None
-    values = torch.linalg.svdvals(gradient)[rank:]
-    return float((values.square().sum() / ((p - rank) * (q - rank))).sqrt())
+    short = (gradient if gradient.shape[0] == p else gradient.T).double()
+    # squares of the singular values, whose rounding stays below the square of `_ROUNDING`
+    squares = torch.linalg.eigvalsh(short @ short.T)[: p - rank].clamp_min(0)
+    return float((squares.sum() / ((p - rank) * (q - rank))).sqrt())
 
 
 @dataclass(frozen=True)

@@ -124,7 +124,9 @@ class GradientMatching(FurtherStarts):
         return self.parametrization.training_images
 
     def execution_for(self, n_victims: int) -> Execution:
-        return "loop" if self.execution == "auto" and n_victims * self.restarts == 1 else self.execution
+        # an attack that matches no updates has nothing to compute together
+        alike = n_victims * self.restarts == 1 or (not self.objective.matches and self.network_prior is None)
+        return "loop" if self.execution == "auto" and alike else self.execution
 
     def measured_execution(self, observations: Sequence[Observation]) -> Way:
         state = self._set_up(observations, following=False)

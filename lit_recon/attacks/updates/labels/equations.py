@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lit_recon.attacks.updates.labels.head import HeadGradient
+from lit_recon.attacks.updates.labels.head import ROUNDING, HeadGradient
 
 #: Prior variances of an input: of the overall mean, of the means of classes, and within a class. The prior only starts
 #: the search and is negligible against equations solved up to rounding.
@@ -71,7 +71,7 @@ class HeadEquations:
         targets = torch.eye(len(counts), dtype=torch.float64).repeat_interleave(counts, dim=0)
         precision = torch.linalg.inv(_covariance(targets)) * self.precision
         k, q = self.gradient.shape
-        floor = torch.tensor([self.head.bias_noise, self.head.weight_noise], dtype=torch.float64)
+        floor = torch.tensor(self._floor(), dtype=torch.float64)
         unit = torch.stack([self.head.bias_gradient.norm() / k**0.5, self.gradient.norm() / (k * q) ** 0.5])
         temperature, damping, patience = 1.0, 1e-3, 3
         noise = torch.maximum(floor, temperature * unit)
@@ -96,6 +96,16 @@ class HeadEquations:
         weight_misfit = (at.weight_residual.norm() / self.gradient.norm()).item()
         explained = self._misfit(at, floor) < 4
         return Fit(at.objective, bias_misfit + weight_misfit, at.probabilities.sum(dim=0), explained)
+
+    def _floor(self) -> tuple[float, float]:
+        """Standard deviations of noise and rounding in the gradients of bias and weights.
+
+        The client's probabilities are rounded, those of a fit are not: their errors reach the gradient of the weights
+        through the inputs.
+        """
+        rounding = ROUNDING * float(self.head.bias_gradient.abs().max())
+        through_inputs = rounding * self.head.input_norm
+        return max(self.head.bias_noise, 3 * rounding), max(self.head.weight_noise, through_inputs)
 
     def _at(self, inputs: Tensor, targets: Tensor, precision: Tensor, noise: Tensor) -> _Point:
         n = len(inputs)

@@ -21,6 +21,7 @@ from lit_recon.attacks.updates import (
     TotalVariation,
 )
 from lit_recon.attacks.updates.gradient_matching.objectives import ObservedUpdate
+from lit_recon.attacks.updates.gradient_matching.priors import BatchNormPrior
 from lit_recon.clients import Client
 from lit_recon.data.sources import Digits
 from lit_recon.errors import ConfigError
@@ -107,3 +108,13 @@ def test_labels_that_are_optimised_stay_where_they_are_without_matching(seen: Ob
 def test_nothing_to_match_is_refused() -> None:
     with pytest.raises(ConfigError, match="FeaturesOnly needs features"):
         GradientMatching(FeaturesOnly())
+
+
+def test_only_attacks_that_match_updates_are_timed() -> None:
+    """A measurement sets the attack up, with its recovery of features and labels, once more for every victim."""
+    alone = GradientMatching(FeaturesOnly(), features=FeatureMatching())
+    assert alone.execution_for(8) == "loop"
+    assert (
+        GradientMatching(FeaturesOnly(), [BatchNormPrior(1.0)], features=FeatureMatching()).execution_for(8) == "auto"
+    )
+    assert GradientMatching(features=FeatureMatching()).execution_for(8) == "auto"

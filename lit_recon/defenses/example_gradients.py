@@ -27,10 +27,11 @@ class Factors(NamedTuple):
     def squared_norms(self) -> Tensor:
         """Squared norms `(n,)` of the gradients of single examples in the layer's parameters."""
         layer: Any = self.layer
-        inputs, derivatives = _precise(self.inputs), _precise(self.derivatives)
+        derivatives = self.derivatives
         if isinstance(layer, nn.GroupNorm):
-            scale, shift = _affine(layer, inputs, derivatives)
+            scale, shift = _affine(layer, _precise(self.inputs), _precise(derivatives))
             return scale.square().sum(1) + shift.square().sum(1)
+        inputs = self.inputs.to(derivatives)
         if isinstance(layer, nn.Conv2d):
             settings: Any = layer.kernel_size, layer.dilation, layer.padding, layer.stride
             rows, columns = derivatives.flatten(2), nn.functional.unfold(inputs, *settings)
@@ -38,10 +39,10 @@ class Factors(NamedTuple):
             rows, columns = (part.reshape(len(part), -1, part.shape[-1]).mT for part in (derivatives, inputs))
         n_out, n_in, places = rows.shape[1], columns.shape[1], rows.shape[2]
         if places * (n_out + n_in) < n_out * n_in:
-            squared = ((rows.mT @ rows) * (columns.mT @ columns)).sum((1, 2))
+            squared = (_precise(rows.mT @ rows) * _precise(columns.mT @ columns)).sum((1, 2))
         else:
-            squared = (rows @ columns.mT).square().sum((1, 2))
-        return squared if layer.bias is None else squared + rows.sum(2).square().sum(1)
+            squared = _precise(rows @ columns.mT).square().sum((1, 2))
+        return squared if layer.bias is None else squared + _precise(rows).sum(2).square().sum(1)
 
     def weighted(self, weights: Tensor) -> dict[str, Tensor]:
         """The sum of the gradients of single examples with these weights `(n,)`, by parameter of the layer."""

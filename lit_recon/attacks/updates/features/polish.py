@@ -109,6 +109,8 @@ def _levenberg_marquardt(
 
 #: History size of L-BFGS, and rounds in which the active set of a kinked activation is updated.
 _MEMORY, _ROUNDS = 30, 4
+#: Relative gain at which a fit through noise ends: far less than a nat of the likelihood of millions of entries.
+_LEAST_GAIN = 1e-10
 
 
 class MaskedEquations:
@@ -131,8 +133,10 @@ class MaskedEquations:
         self.head_mask = None if head_mask is None else head_mask.to(dtype)
         self._head_square = float(_masked(seen.head_gradient, self.head_mask).square().sum())
         self._weight_square = float(_masked(seen.weight_gradient, self.weight_mask).square().sum())
+        self.noisy = noise is not None
         if noise is not None:
             self._head_square, self._weight_square = noise.scales(seen)
+        self._all_squares = float(seen.weight_gradient.square().sum())
 
     def value_and_gradient(
         self, features: Tensor, deltas: Tensor, sides: Tensor | None = None
@@ -154,14 +158,25 @@ class MaskedEquations:
             push += value @ residual.T / self._head_square
         if self._weight_square:
             beta = deltas @ seen.head_weight
-            residual = _masked((beta * slope).T @ features - seen.weight_gradient, self.weight_mask)
-            weight = float(residual.square().sum()) / self._weight_square
-            back = features @ residual.T / self._weight_square
+            square, back, direct = self._layer(beta * slope, features)
+            weight, back, direct = (part / self._weight_square for part in (square, back, direct))
             push += (back * slope) @ seen.head_weight.T
-            direct = (beta * slope) @ residual / self._weight_square
             if of.smooth:
                 pull += back * beta * of.curvature(z)
         return head, weight, pull @ seen.weight + direct, push
+
+    def _layer(self, factors: Tensor, features: Tensor) -> tuple[float, Tensor, Tensor]:
+        """Square of the residual `R = factors^T features - gradient`, `features R^T` and `factors R`."""
+        gradient = self.seen.weight_gradient
+        if self.noisy and self.weight_mask is None:
+            # without the residual itself, several passes over memory; its square loses digits where it is small, and
+            # noise keeps it large
+            ours, theirs = factors @ factors.T, features @ features.T
+            both = features @ gradient.T
+            square = float((ours * theirs).sum() - 2 * (factors * both).sum()) + self._all_squares
+            return square, theirs @ factors - both, ours @ features - factors @ gradient
+        residual = _masked(factors.T @ features - gradient, self.weight_mask)
+        return float(residual.square().sum()), features @ residual.T, factors @ residual
 
     def certificate(self, features: Tensor, deltas: Tensor) -> float:
         """Sum of the relative residuals on observed entries."""
@@ -198,7 +213,8 @@ def masked_polish(equations: MaskedEquations, features: Tensor, deltas: Tensor, 
             return head + weight, 2 * slope.numpy()
 
         start = torch.cat([best.features.reshape(-1), best.deltas.reshape(-1) * scale]).numpy()
-        options = {"maxiter": iterations // rounds, "maxcor": _MEMORY, "ftol": 1e-18, "gtol": 1e-12}
+        least = _LEAST_GAIN if equations.noisy else 1e-18
+        options = {"maxiter": iterations // rounds, "maxcor": _MEMORY, "ftol": least, "gtol": 1e-12}
         found = minimize(objective, start, jac=True, method="L-BFGS-B", options=options)
         moved = _unpacked(found.x, features, deltas, scale)
         certificate = equations.certificate(*moved)

@@ -12,7 +12,7 @@ from torch.autograd.functional import jacobian
 
 from lit_recon.attacks.updates.features.activations import GELU, RELU, TANH, Activation
 from lit_recon.attacks.updates.features.equations import FeatureEquations
-from lit_recon.attacks.updates.features.layer import LayerGradient
+from lit_recon.attacks.updates.features.layer import GradientNoise, LayerGradient
 from lit_recon.attacks.updates.features.moments import weight_span
 from lit_recon.attacks.updates.features.polish import MaskedEquations, masked_polish, polish, with_signs
 
@@ -133,3 +133,19 @@ def test_masked_polish_never_ends_worse_than_it_began(build: Build) -> None:
     rough = truth + 0.02 * torch.randn(truth.shape, generator=generator, dtype=torch.float64)
     found = masked_polish(everywhere, rough, deltas)
     assert found.certificate < 1e-3 * everywhere.certificate(rough, deltas)
+
+
+@pytest.mark.parametrize("activation", [RELU, GELU], ids=lambda a: a.name)
+def test_equations_through_noise_without_the_residual_of_every_entry(build: Build, activation: Activation) -> None:
+    """Products of rows instead of the residual, which a mask of ones has computed: equal up to rounding."""
+    seen, truth, _ = build(activation, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(4)
+    drawn = torch.randn(seen.weight_gradient.shape, generator=generator, dtype=torch.float64)
+    seen = replace(seen, weight_gradient=seen.weight_gradient + 1e-3 * seen.weight_gradient.std() * drawn)
+    noise = GradientNoise(1e-3 * float(seen.weight_gradient.std()), 1e-3)
+    short, long = (MaskedEquations(seen, mask, noise=noise) for mask in (None, torch.ones_like(seen.weight_gradient)))
+    deltas = torch.randn(len(truth), len(seen.head_weight), generator=generator, dtype=torch.float64)
+    for features in (truth, torch.nn.functional.normalize(truth.roll(1, 0) + 0.3, dim=1)):
+        expected = long.value_and_gradient(features, deltas)
+        for ours, theirs in zip(short.value_and_gradient(features, deltas), expected, strict=True):
+            torch.testing.assert_close(torch.as_tensor(ours), torch.as_tensor(theirs), rtol=1e-9, atol=1e-9)

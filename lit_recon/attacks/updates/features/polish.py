@@ -159,7 +159,11 @@ class MaskedEquations:
         if self._weight_square:
             beta = deltas @ seen.head_weight
             square, back, direct = self._layer(beta * slope, features)
-            weight, back, direct = (part / self._weight_square for part in (square, back, direct))
+            weight, back, direct = (
+                square / self._weight_square,
+                back / self._weight_square,
+                direct / self._weight_square,
+            )
             push += (back * slope) @ seen.head_weight.T
             if of.smooth:
                 pull += back * beta * of.curvature(z)

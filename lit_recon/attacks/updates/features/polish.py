@@ -158,19 +158,14 @@ class MaskedEquations:
             push += value @ residual.T / self._head_square
         if self._weight_square:
             beta = deltas @ seen.head_weight
-            square, back, direct = self._layer(beta * slope, features)
-            weight, back, direct = (
-                square / self._weight_square,
-                back / self._weight_square,
-                direct / self._weight_square,
-            )
+            weight, back, direct = self._layer(beta * slope, features)
             push += (back * slope) @ seen.head_weight.T
             if of.smooth:
                 pull += back * beta * of.curvature(z)
         return head, weight, pull @ seen.weight + direct, push
 
     def _layer(self, factors: Tensor, features: Tensor) -> tuple[float, Tensor, Tensor]:
-        """Square of the residual `R = factors^T features - gradient`, `features R^T` and `factors R`."""
+        """Relative square of the residual `R = factors^T features - gradient`, `features R^T` and `factors R` alike."""
         gradient = self.seen.weight_gradient
         if self.noisy and self.weight_mask is None:
             # without the residual itself, several passes over memory; its square loses digits where it is small, and
@@ -178,9 +173,11 @@ class MaskedEquations:
             ours, theirs = factors @ factors.T, features @ features.T
             both = features @ gradient.T
             square = float((ours * theirs).sum() - 2 * (factors * both).sum()) + self._all_squares
-            return square, theirs @ factors - both, ours @ features - factors @ gradient
-        residual = _masked(factors.T @ features - gradient, self.weight_mask)
-        return float(residual.square().sum()), features @ residual.T, factors @ residual
+            along = theirs @ factors - both, ours @ features - factors @ gradient
+        else:
+            residual = _masked(factors.T @ features - gradient, self.weight_mask)
+            square, along = float(residual.square().sum()), (features @ residual.T, factors @ residual)
+        return square / self._weight_square, along[0] / self._weight_square, along[1] / self._weight_square
 
     def certificate(self, features: Tensor, deltas: Tensor) -> float:
         """Sum of the relative residuals on observed entries."""

@@ -165,6 +165,11 @@ class FeaturePenalty(Penalty):
         """The recovered features `(r, d)`, by which the attack is scored."""
         return self.recovered.features
 
+    @property
+    def known_labels(self) -> Tensor | None:
+        """The labels of exact features."""
+        return self.recovered.labels if self.recovered.exact else None
+
     def certificate(self, images: Tensor, labels: Tensor) -> tuple[None, bool, tuple[str, ...]]:
         """No certificate, and a note on the weight of the returned restart, if several were tried."""
         if not self.weights:

@@ -23,6 +23,7 @@ from lit_recon.attacks.updates.gradient_matching.parametrizations import Paramet
 from lit_recon.attacks.updates.gradient_matching.priors import (
     BatchNormPrior,
     GroupConsistency,
+    Penalty,
     Prior,
     TotalVariation,
 )
@@ -183,7 +184,7 @@ class GradientMatching(FurtherStarts):
             penalty = None if self.features is None else self.features.prepare(seen)
             if penalty is not None and self._seeks_parts:
                 penalty = penalty.in_parts()
-            labels, remarks = self.labels(seen)
+            labels, remarks = self._labels(seen, penalty)
             if penalty is not None and following and not self.labels.optimised:
                 penalty = penalty.with_labels(labels)
             notes.append(remarks if penalty is None else (*remarks, *penalty.notes))
@@ -192,6 +193,13 @@ class GradientMatching(FurtherStarts):
                 own = None if penalty is None else penalty.for_restart(number)
                 problems.append(self._problem(Restart(seen, self.seed + number, condition), labels, own))
         return self._state(problems, notes, [self.restarts] * len(notes))
+
+    def _labels(self, seen: Observation, penalty: Penalty | None) -> tuple[Tensor, tuple[str, ...]]:
+        """The labels of a victim in ascending order, and notes: those of exact features rather than estimates."""
+        known = None if penalty is None else penalty.known_labels
+        if self.labels.estimated and known is not None and len(known) == seen.n_examples:
+            return known.sort().values.to(seen.like.device), ("labels: those of the exact features",)
+        return self.labels(seen)
 
     def approach(self, steps: int, hidden: bool) -> GradientMatching:
         objective = Observed(GlobalCosine()) if hidden else GlobalCosine()

@@ -164,6 +164,11 @@ class Penalty(ABC):
         return None
 
     @property
+    def known_labels(self) -> Tensor | None:
+        """Labels `(n,)` that are as certain as the quantities are; None: they are not known from them."""
+        return None
+
+    @property
     def partial(self) -> bool:
         """Whether entries of the update are hidden."""
         return False

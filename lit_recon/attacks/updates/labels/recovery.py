@@ -29,6 +29,8 @@ class LabelRecovery(ABC):
     #: The attack starts from `initial_logits` and optimizes label probabilities with the images; the labels returned by
     #: a call are placeholders.
     optimised: bool = False
+    #: Labels that an attack knows from exact features are better than those of a call.
+    estimated: bool = False
 
     @abstractmethod
     def __call__(self, observation: Observation) -> tuple[Tensor, tuple[str, ...]]:
@@ -123,6 +125,8 @@ class HeadCounts(LabelRecovery):
     Source: Step 1 extends [Zhao2020] and [Yin2021]. Step 2 replaces the class averages of [Wainakh2021] and [Ma2023] by
     equations for every example.
     """
+
+    estimated = True
 
     def __init__(self, trials: int = 120, seed: int = 0) -> None:
         if trials < 0:

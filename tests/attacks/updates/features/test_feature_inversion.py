@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -14,6 +16,7 @@ from lit_recon.attacks.updates import (
     FeaturesOnly,
     GlobalCosine,
     GradientMatching,
+    HeadCounts,
     JointLabels,
     KnownLabels,
     Objective,
@@ -118,3 +121,17 @@ def test_only_attacks_that_match_updates_are_timed() -> None:
         GradientMatching(FeaturesOnly(), [BatchNormPrior(1.0)], features=FeatureMatching()).execution_for(8) == "auto"
     )
     assert GradientMatching(features=FeatureMatching()).execution_for(8) == "auto"
+
+
+def test_labels_of_exact_features_replace_estimates(seen: Observation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twelve images of ten classes: their counts are not determined by the head's gradient alone."""
+    public, _ = Digits().load()
+    labels = public.labels[:12]
+    many = Client(seen.model).observe(public.pixels(torch.arange(12)), labels)
+    running = GradientMatching(FeaturesOnly(), labels=HeadCounts(), features=FeatureMatching(), steps=1)
+    found = running(many)
+    assert found.labels.sort().values.tolist() == labels.sort().values.tolist()
+    assert "labels: those of the exact features" in found.notes
+    inexact = replace(ExactRecovery()(many), exact=False)
+    monkeypatch.setattr(ExactRecovery, "__call__", lambda self, given: inexact)
+    assert any("class counts" in note for note in running(many).notes)

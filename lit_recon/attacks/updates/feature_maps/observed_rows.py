@@ -40,6 +40,10 @@ _MOST_PATCHES, _PER_PATCH = 1024, 1.3
 _CHANCE, _ROUNDED = 1e-4, 2.0
 #: Rows with hidden entries: at most and at least this many of a layer, and multiplications for them per image.
 _MOST_ROWS, _LEAST_ROWS, _COST = 128, 4, 3.5e7
+#: Values whose squares are added in single precision, and number of such pieces from which on this is done.
+_PIECE, _MANY = 128, 1000
+#: Rows per patch that a search behind little noise keeps.
+_STRONGEST = 2
 #: Largest number of patches of an image for which hidden entries are completed: a second for 16, a minute for 64.
 _MOST_COMPLETED = 16
 
@@ -132,11 +136,19 @@ class ObservedRows(LayerRows):
             size = exact.square().sum(1).mean().sqrt()
             bound = None if self.bound is None else (self.bound / size).to(self.bound)
             return replace(self, values=(exact / size).to(self.values), bound=bound)
-        squares, directions = torch.linalg.eigh(exact @ exact.T)
-        squares, directions = squares[-self.patches :].clamp_min(0), directions[:, -self.patches :]
-        rows = directions.T @ exact
+        squares, rows = _principal(exact, self.patches)
         if orthonormal:
             rows /= (squares + SHORT**2 * squares[-1]).sqrt()[:, None]
+        return replace(self, values=rows.to(self.values))
+
+    def strongest(self) -> ObservedRows:
+        """The longest of the principal rows, some per patch: behind little noise the others hold hardly more than it.
+
+        Rows with hidden entries stay as they are.
+        """
+        if self.observed is not None or len(self.values) <= _STRONGEST * self.patches:
+            return self
+        _, rows = _principal(self.values.double(), _STRONGEST * self.patches)
         return replace(self, values=rows.to(self.values))
 
     def residual(self, patches: Tensor, held: bool = False) -> Tensor:
@@ -165,7 +177,7 @@ class ObservedRows(LayerRows):
             outside = self._outside(values, inside, basis)
             derivatives = torch.linalg.solve_triangular(factor, inside.double(), upper=False, left=False)
             slope = -2.0 * (derivatives.T.to(outside) @ outside)
-            left = outside.square().sum(dtype=torch.float64)
+            left = _sum_of_squares(outside)
             if held and self.observed is None:
                 own = float((ridge * derivatives.square()).sum())
                 left = left + size * own
@@ -225,6 +237,22 @@ class ObservedRows(LayerRows):
         """Places of the observed entries."""
         assert self.observed is not None
         return _places(self.observed)
+
+
+def _sum_of_squares(values: Tensor) -> Tensor:
+    """In double precision; of many values the norms of short pieces are not, whose rounding averages out."""
+    if values.numel() < _MANY * _PIECE:
+        return values.square().sum(dtype=torch.float64)
+    whole, rest = values.flatten().split([values.numel() // _PIECE * _PIECE, values.numel() % _PIECE])
+    norms = torch.linalg.vector_norm(whole.view(-1, _PIECE), dim=1)
+    total: Tensor = norms.double().square().sum() + rest.double().square().sum()
+    return total
+
+
+def _principal(rows: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """Squared singular values of `rows`, ascending, and singular vectors of these lengths; the `most` largest."""
+    squares, directions = torch.linalg.eigh(rows @ rows.T)
+    return squares[-most:].clamp_min(0), directions[:, -most:].T @ rows
 
 
 def _places(mask: Tensor) -> Tensor:

@@ -81,7 +81,7 @@ class PatchPenalty(Penalty):
     Attributes:
         observation: of the victim.
         judged: rows of the layers' gradients, by which found images are judged.
-        searched: rows by which images are sought; with noise the same.
+        searched: rows by which images are sought; with noise the same, or the strongest of them.
         noise: in the gradients, treated as normal; None: only rounding errors.
         weight: of minus the log-likelihood, in nats per pixel of the batch.
         tempered: share of the iterations in which more noise is assumed than there is, at least 0.
@@ -114,6 +114,17 @@ class PatchPenalty(Penalty):
         """Expected misfit of the true images, and half its variance."""
         return sum(rows.equations for rows in self.judged.rows)
 
+    @cached_property
+    def _not_searched(self) -> float:
+        """Squares of the rows that a search behind noise leaves out."""
+        return self.judged.squares - self.searched.squares
+
+    @cached_property
+    def _expected(self) -> int:
+        """Squares that the true images are expected to leave of unit noise: of rows that are not searched all of it."""
+        pairs = zip(self.judged.rows, self.searched.rows, strict=True)
+        return sum(judged.count - len(own.values) * own.patches for judged, own in pairs)
+
     @property
     def partial(self) -> bool:
         """Whether entries of the gradients are hidden."""
@@ -138,7 +149,8 @@ class PatchPenalty(Penalty):
     def stds(self) -> tuple[float, float]:
         """Standard deviations of the noise, that assumed first and that of the update."""
         # rows behind heavy tails change: in the same units in all iterations
-        begun = self.searched if self.tails is None else self.tails.first
+        begun: MatchedRows[LayerRows] | MatchedRows[ObservedRows] = self.judged if self.noise else self.searched
+        begun = begun if self.tails is None else self.tails.first
         scale = (begun.squares / sum(rows.count for rows in begun.rows)) ** 0.5
         last = max(_LAST * scale, self.noise.std if self.noise else 0.0)
         return max(_FIRST * scale, last), last
@@ -162,7 +174,9 @@ class PatchPenalty(Penalty):
         see `prior_share`; equal units in all iterations keep a quasi-Newton solver's history of use.
         """
         first, last = self.stds
-        excess = self.searched.residual(images, held=True) - self.freedom * (last**2 if self.noise else 0.0)
+        excess = self.searched.residual(images, held=True)
+        if self.noise:
+            excess = excess + self._not_searched - self._expected * last**2
         return (self.weight * 0.5 * excess / (first**2 * self.pixels)).to(images.dtype)
 
     @property

@@ -27,6 +27,8 @@ from lit_recon.records import Observation
 
 #: Number of layers with completed rows from which on the search leaves rows with hidden entries out.
 _ENOUGH_LAYERS = 2
+#: Share of the patches' span that noise hides in a layer, below which a search keeps its strongest rows alone.
+_FAINT = 0.5
 #: Share of the squares at which a search on a straight line of weights of local steps ends.
 _ROUGHLY = 1e-3
 
@@ -147,6 +149,12 @@ class PatchMatching:
         note = f"{note}; noise of {how}"
         if told := [f"{name} {float(shares.mean()):.2g}" for name, shares in hidden.items()]:
             note += f"; expected share of the patches' span that it hides: {', '.join(told)}"
+        if penalty.tails is None:
+            kept = [
+                one.strongest() if one.layer.name in hidden and float(hidden[one.layer.name].mean()) < _FAINT else one
+                for one in penalty.judged.rows
+            ]
+            penalty = replace(penalty, searched=MatchedRows(tuple(kept), penalty.judged.passes))
         return replace(penalty, noise=noise, notes=(note,), given=given)
 
 

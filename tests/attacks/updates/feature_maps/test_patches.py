@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_recon.attacks.updates import PatchMatching
-from lit_recon.attacks.updates.feature_maps import patch_penalty, patches
+from lit_recon.attacks.updates.feature_maps import observed_rows, patch_penalty, patches
 from lit_recon.attacks.updates.feature_maps.input_map import likely_contrast
 from lit_recon.attacks.updates.feature_maps.patch_penalty import PatchPenalty
 from lit_recon.clients import Client
@@ -70,6 +70,31 @@ def test_misfit_is_that_of_noise_at_the_truth_alone(images: Tensor, defense: Def
     first, last = penalty.stds
     nats = float(penalty.penalty(images, images, 1.0)) * (first / last) ** 2
     assert nats * 2 * penalty.pixels == pytest.approx(excess * deviation, rel=1e-3)
+
+
+def test_behind_little_noise_the_strongest_rows_are_searched_by(images: Tensor) -> None:
+    """Half of the 64 rows tell images apart as all do, and the loss is that of all rows but for a constant."""
+    penalty = PatchMatching().prepare(victim(images[:1], GaussianNoise(STD)))
+    kept, every = ([len(one.values) for one in part.rows] for part in (penalty.searched, penalty.judged))
+    # noise hides 58 % of the first layer's span, and its strongest rows would be noise largely
+    assert (kept, every) == ([48, 32], [48, 64])
+    near = images[:1] + 0.01 * torch.randn(images[:1].shape, generator=torch.Generator().manual_seed(0))
+    first, last = penalty.stds
+    ours = [
+        float(penalty.penalty(one, one, 1.0)) * 2 * penalty.pixels * (first / last) ** 2 for one in (images[:1], near)
+    ]
+    theirs = [float(misfit(penalty, one)) - penalty.freedom for one in (images[:1], near)]
+    grown = theirs[1] - theirs[0]
+    assert grown > 20 * (2 * penalty.freedom) ** 0.5
+    assert ours[1] - ours[0] == pytest.approx(grown, rel=0.01)  # measured 1e-4
+    assert abs(ours[0] - theirs[0]) < 0.01 * grown
+
+
+@pytest.mark.parametrize("n", [1, 127, 128_000, 130_001])
+def test_sums_of_squares_of_many_values(n: int) -> None:
+    values = torch.randn(n, generator=torch.Generator().manual_seed(0))
+    exact = float(values.double().square().sum())
+    assert float(observed_rows._sum_of_squares(values)) == pytest.approx(exact, rel=2e-8 if n > 1000 else 1e-7)
 
 
 @pytest.mark.parametrize("mode", ["eval", "train"])

@@ -2,11 +2,11 @@
 
     python -m benchmarks.defended --data.root DIR --checkpoint FILE [--kinds prune drop] [--cells "prune 0.9/1/eval"]
 
-Every cell has its own draws of test images of CIFAR-10, but for single images behind noise: these are the images of the
-bound, so that the two compare. The kinds of defenses have records of their own, so that several processes can share the
-work. The kinds `bound`, `bound_optimal_noise` and `bound_masks` are no defenses: they are the Cramer-Rao bound for
-Gaussian noise and for DP-SGD, that for optimal gradient noise of known variances, and what updates without noise leave
-undetermined. The attacks are those of `configs/attack/feature_maps.yaml` but for the last: the deep image prior that
+Every cell has its own draws of test images of CIFAR-10, but for single images behind noise: the first of these are the
+images of the bound, so that the two compare. The kinds of defenses have records of their own, so that several processes
+can share the work. The kinds `bound`, `bound_optimal_noise` and `bound_masks` are no defenses: they are the Cramer-Rao
+bound for Gaussian noise and for DP-SGD, that for optimal gradient noise of known variances, and what updates without
+noise leave undetermined. The attacks are those of `configs/attack/feature_maps.yaml` but for the last: the deep image prior that
 they make way to is no part of this table.
 """
 
@@ -106,8 +106,7 @@ class Defended:
 def cells(kind: str) -> Iterator[Defended]:
     """The rows of a kind of defense; those with statistics of the batch for every second strength."""
     for number, name in enumerate(DEFENSES[kind]):
-        # searches with noise and local steps take all entries of the gradients, and three times as long
-        for batch, draws in ((1, BOUND_IMAGES[BOUND] if kind in NOISY else 4 if kind == "local" else 8), (4, 4)):
+        for batch, draws in ((1, 8), (4, 4)):
             for mode in (*get_args(BatchNormMode), KNOWN):
                 if mode == "eval" or number % 2 == 1 or len(DEFENSES[kind]) == 1:
                     yield Defended(name, batch, mode, draws)
@@ -125,13 +124,25 @@ def misfit(seen: Observation, found: Attacked) -> float | None:
     return float(f"{max(misfits.values()) / noise.std:.3g}")
 
 
-def measure(model: Backbone, private: ImageSet, attack: Attack, defense: Defense, cell: Defended, drawn_as: str) -> Row:
+def drawn_for(labels: Tensor, cell: Defended, kind: str) -> list[Tensor]:
+    """The images of a cell's draws; of single images behind noise the first ones are those of the bound."""
+    mode: BatchNormMode = "eval" if cell.batch_norm == "eval" else "train"
+    own = drawn(labels, Cell(cell.name, cell.batch, mode, "distinct", cell.draws))
+    if kind not in NOISY or cell.batch > 1:
+        return own
+    first = drawn(labels, Cell(BOUND, 1, "eval", "distinct", BOUND_IMAGES[BOUND]))
+    taken = {int(ids) for ids in first}
+    return [*first, *(ids for ids in own if int(ids) not in taken)][: cell.draws]
+
+
+def measure(
+    model: Backbone, private: ImageSet, attack: Attack, defense: Defense, cell: Defended, draws: list[Tensor]
+) -> Row:
     """The summary of a cell's batches, and in units of noise how far the updates of the images found are off."""
     batches, misfits = [], []
     mode: BatchNormMode = "eval" if cell.batch_norm == "eval" else "train"
     knowledge = Knowledge(defense=True, batch_norm="batch" if cell.batch_norm == KNOWN else "running")
     client = ClientSettings(mode, LOCAL.get(cell.defense)).client(model, defense)
-    draws = drawn(private.labels, Cell(drawn_as, cell.batch, mode, "distinct", cell.draws))
     for number, ids in enumerate(draws):
         images, labels = private.pixels(ids), private.labels[ids]
         seen = client.observe(images, labels, knowledge, ClientSettings().generator(number))
@@ -254,8 +265,8 @@ def main() -> None:
             for cell in cells(kind):
                 if not arguments.cells or cell.name in arguments.cells:
                     defense = DEFENSES[kind][cell.defense]
-                    drawn_as = BOUND if kind in NOISY and cell.batch == 1 else cell.name
-                    record.measure(vars(cell), partial(measure, model, private, attack, defense, cell, drawn_as))
+                    draws = drawn_for(private.labels, cell, kind)
+                    record.measure(vars(cell), partial(measure, model, private, attack, defense, cell, draws))
 
 
 if __name__ == "__main__":

@@ -65,8 +65,10 @@ def _bound(row: Row, records: Iterable[Content], network: str | None) -> str:
             number = names.index(row["defense"])
             found = [float(one.get("van_trees", one.get("with_prior"))[number]) for one in record["rows"]]
             text = " to ".join(_extremes(found)) if any(found) else "0"
-            if all(found) and len(row["rmse"]) == len(found) and record["files"].get("checkpoint") == network:
-                ratios = [error / least for error, least in zip(row["rmse"], found, strict=True)]
+            # the first images behind noise are those of the bound
+            own = row["rmse"][: len(found)]
+            if all(found) and len(row["rmse"]) == row["images"] and record["files"].get("checkpoint") == network:
+                ratios = [error / least for error, least in zip(own, found, strict=True)]
                 text += f" (errors {shown(statistics.median(ratios), '.2g')} times that, median)"
             return text
     return ""

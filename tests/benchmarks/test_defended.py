@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from benchmarks import defended
-from benchmarks.defended import bounds, masked_bounds, optimal_bounds
+from benchmarks.certificates import Cell, drawn
+from benchmarks.defended import bounds, cells, masked_bounds, optimal_bounds
 from lit_recon.clients.client import ClientSettings
 from lit_recon.clients.gradient import GradientOperator
 from lit_recon.defenses import (
@@ -112,3 +113,17 @@ def test_unknown_directions_are_those_of_a_dense_jacobian(monkeypatch: pytest.Mo
         assert (unknown > 0) <= found["every_entry"][number]
     assert found["unknown"][0] == found["unknown"][-1] == 0
     assert sum(map(bool, found["unknown"])) == 2
+
+
+def test_the_first_single_images_behind_noise_are_those_of_the_bound() -> None:
+    labels = torch.randint(10, (400,), generator=torch.Generator().manual_seed(0))
+    bound = drawn(labels, Cell(defended.BOUND, 1, "eval", "distinct", 4))
+    for kind, name in (
+        ("noise", "noise 0.001"),
+        ("dpsgd", "DP-SGD with C = 1, noise 0.001"),
+        ("local", "3 local steps"),
+    ):
+        [single] = [cell for cell in cells(kind) if (cell.defense, cell.batch, cell.batch_norm) == (name, 1, "eval")]
+        draws = [int(ids) for ids in defended.drawn_for(labels, single, kind)]
+        assert len(set(draws)) == len(draws) == 8
+        assert (draws[:4] == [int(ids) for ids in bound]) == (kind in defended.NOISY)

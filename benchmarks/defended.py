@@ -6,8 +6,8 @@ Every cell has its own draws of test images of CIFAR-10, but for single images b
 images of the bound, so that the two compare. The kinds of defenses have records of their own, so that several processes
 can share the work. The kinds `bound`, `bound_optimal_noise` and `bound_masks` are no defenses: they are the Cramer-Rao
 bound for Gaussian noise and for DP-SGD, that for optimal gradient noise of known variances, and what updates without
-noise leave undetermined. The attacks are those of `configs/attack/feature_maps.yaml` but for the last: the deep image prior that
-they make way to is no part of this table.
+noise leave undetermined. The attacks are those of `configs/attack/feature_maps.yaml` but for the last: the deep image
+prior that they make way to is no part of this table.
 """
 
 from __future__ import annotations

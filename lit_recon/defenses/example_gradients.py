@@ -103,19 +103,22 @@ class ExampleGradients:
 def example_gradients(model: nn.Module, loss: Callable[[], Tensor], n: int) -> ExampleGradients | None:
     """The gradients of the `n` examples of whose losses `loss()` is the mean, as it runs `model`.
 
-    None if a parameter is of another layer than a linear one, a convolution without groups or a GroupNorm, or if a
-    layer is not used exactly once. No example may depend on another.
+    None if a parameter is of another layer than a linear one, a convolution without groups or a GroupNorm, or of
+    several layers, if a layer is not used exactly once, or if its output is overwritten. No example may depend on
+    another.
     """
     layers = {name: layer for name, layer in model.named_modules() if any(True for _ in layer.parameters(False))}
-    if not all(map(_is_known, layers.values())):
+    n_parameters = sum(1 for layer in layers.values() for _ in layer.parameters(False))
+    if not all(map(_is_known, layers.values())) or n_parameters != len(list(model.parameters())):
         return None
-    seen: dict[str, list[tuple[torch.dtype, Tensor, Tensor]]] = {name: [] for name in layers}
+    seen: dict[str, list[tuple[torch.dtype, Tensor, Tensor, int]]] = {name: [] for name in layers}
 
-    def keep(name: str) -> Callable[..., None]:
-        def hook(layer: Any, given: tuple[Tensor, ...], output: Tensor) -> None:
-            if not output.requires_grad:
-                output.requires_grad_()
-            seen[name].append((layer.weight.dtype, given[0].detach(), output))
+    def keep(name: str) -> Callable[..., Tensor | None]:
+        def hook(layer: Any, given: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
+            first = not output.requires_grad
+            output.requires_grad_()
+            seen[name].append((layer.weight.dtype, given[0].detach(), output, output._version))
+            return output.clone() if first else None  # a leaf may not be overwritten
 
         return hook
 
@@ -126,9 +129,9 @@ def example_gradients(model: nn.Module, loss: Callable[[], Tensor], n: int) -> E
     finally:
         for one in hooks:
             one.remove()
-    if any(len(passes) != 1 for passes in seen.values()):
+    if any(len(passes) != 1 or passes[0][2]._version != passes[0][3] for passes in seen.values()):
         return None
-    dtypes, inputs, outputs = zip(*(passes[0] for passes in seen.values()), strict=True)
+    dtypes, inputs, outputs, _ = zip(*(passes[0] for passes in seen.values()), strict=True)
     derivatives = torch.autograd.grad(total, outputs, materialize_grads=True)
     pieces = zip(layers, layers.values(), dtypes, inputs, derivatives, strict=True)
     found = {name: Factors(*own) for name, *own in pieces}
@@ -136,6 +139,6 @@ def example_gradients(model: nn.Module, loss: Callable[[], Tensor], n: int) -> E
 
 
 def _is_known(layer: nn.Module) -> bool:
-    if isinstance(layer, nn.Conv2d):
+    if isinstance(layer, nn.Conv2d) and type(layer).forward is nn.Conv2d.forward:
         return layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
-    return isinstance(layer, nn.Linear | nn.GroupNorm)
+    return type(layer).forward in (nn.Linear.forward, nn.GroupNorm.forward)

@@ -32,6 +32,24 @@ class Tokens(nn.Module):
         return self.head(torch.tanh(self.mix(tokens) if self.twice else tokens).mean((1, 2)))
 
 
+class Halved(nn.Linear):
+    """A layer that is not what its class says."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs) / 2
+
+
+class Overwriting(nn.Module):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs.mul_(2)
+
+
+def tied() -> nn.Module:
+    first, second = nn.Linear(768, 768), nn.Linear(768, 768)
+    second.weight = first.weight
+    return nn.Sequential(nn.Flatten(), first, nn.Tanh(), second, nn.Linear(768, 5))
+
+
 def convolutions(**settings: object) -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 8, 3, **settings), nn.Tanh(), nn.Flatten(), nn.LazyLinear(5))
 
@@ -50,12 +68,20 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     ),
     "padding, dilation, no bias": lambda: convolutions(padding=2, dilation=2, stride=(2, 1), bias=False),
     "tokens": Tokens,
+    "the first output is overwritten": lambda: nn.Sequential(
+        nn.Flatten(), nn.Linear(768, 8), Overwriting(), nn.Tanh(), nn.Linear(8, 5)
+    ),
 }
 #: Models of which single gradients have to be computed.
 OTHERS: dict[str, Callable[[], nn.Module]] = {
     "groups": lambda: nn.Sequential(nn.Conv2d(3, 6, 3, groups=3), nn.Flatten(), nn.LazyLinear(5)),
     "padding by other pixels": lambda: convolutions(padding_mode="circular", padding=1),
     "a layer that is used twice": lambda: Tokens(twice=True),
+    "a weight of two layers": tied,
+    "a layer of another class": lambda: nn.Sequential(nn.Flatten(), Halved(768, 5)),
+    "an output that is overwritten": lambda: nn.Sequential(
+        nn.Flatten(), nn.Linear(768, 8), nn.Tanh(), nn.Linear(8, 8), Overwriting(), nn.Linear(8, 5)
+    ),
     "a layer of another kind": lambda: nn.Sequential(nn.Flatten(), nn.LayerNorm(768), nn.Linear(768, 5)),
 }
 

@@ -1,4 +1,4 @@
-"""Least squares that is the same in every run, and L-BFGS whose evaluations are asked for one by one."""
+"""Least squares that is the same in every run, sums of squares, and L-BFGS that asks for its evaluations one by one."""
 
 from __future__ import annotations
 
@@ -115,3 +115,17 @@ class StepwiseLBFGS:
         """Continue from `state_dict()`."""
         for name, value in state.items():
             setattr(self, name, value)
+
+
+#: Values whose squares are added in single precision, and number of such pieces from which on this is done.
+_PIECE, _MANY = 128, 1000
+
+
+def sum_of_squares(values: Tensor) -> Tensor:
+    """In double precision; of many values the norms of short pieces are not, whose rounding averages out."""
+    if values.numel() < _MANY * _PIECE:
+        return values.square().sum(dtype=torch.float64)
+    whole, rest = values.flatten().split([values.numel() // _PIECE * _PIECE, values.numel() % _PIECE])
+    norms = torch.linalg.vector_norm(whole.view(-1, _PIECE), dim=1)
+    total: Tensor = norms.double().square().sum() + rest.double().square().sum()
+    return total

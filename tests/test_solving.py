@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import lit_recon
-from lit_recon.solving import least_squares
+from lit_recon.solving import least_squares, sum_of_squares
 
 
 def test_the_solution_does_not_depend_on_what_was_in_memory() -> None:
@@ -40,3 +40,10 @@ def test_nothing_else_of_the_package_chooses_a_driver() -> None:
     package = Path(lit_recon.__file__).parent
     own = {path.name for path in package.rglob("*.py") if "torch.linalg.lstsq(" in path.read_text(encoding="utf-8")}
     assert own == {"solving.py"}
+
+
+@pytest.mark.parametrize("n", [1, 127, 128_000, 130_001])
+def test_sums_of_squares_of_many_values(n: int) -> None:
+    values = torch.randn(n, generator=torch.Generator().manual_seed(0))
+    exact = float(values.double().square().sum())
+    assert float(sum_of_squares(values)) == pytest.approx(exact, rel=2e-8 if n > 1000 else 1e-7)

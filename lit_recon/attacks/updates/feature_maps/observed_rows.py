@@ -19,6 +19,7 @@ from lit_recon.attacks.updates.gradient_matching.parametrizations import cosines
 from lit_recon.clients import LocalSteps
 from lit_recon.clients.aggregate import one_client
 from lit_recon.records import Observation
+from lit_recon.solving import sum_of_squares
 
 Layer = Convolution | TokenLayer
 
@@ -40,8 +41,6 @@ _MOST_PATCHES, _PER_PATCH = 1024, 1.3
 _CHANCE, _ROUNDED = 1e-4, 2.0
 #: Rows with hidden entries: at most and at least this many of a layer, and multiplications for them per image.
 _MOST_ROWS, _LEAST_ROWS, _COST = 128, 4, 3.5e7
-#: Values whose squares are added in single precision, and number of such pieces from which on this is done.
-_PIECE, _MANY = 128, 1000
 #: Rows per patch that a search behind little noise keeps.
 _STRONGEST = 2
 #: Largest number of patches of an image for which hidden entries are completed: a second for 16, a minute for 64.
@@ -177,7 +176,7 @@ class ObservedRows(LayerRows):
             outside = self._outside(values, inside, basis)
             derivatives = torch.linalg.solve_triangular(factor, inside.double(), upper=False, left=False)
             slope = -2.0 * (derivatives.T.to(outside) @ outside)
-            left = _sum_of_squares(outside)
+            left = sum_of_squares(outside)
             if held and self.observed is None:
                 own = float((ridge * derivatives.square()).sum())
                 left = left + size * own
@@ -237,16 +236,6 @@ class ObservedRows(LayerRows):
         """Places of the observed entries."""
         assert self.observed is not None
         return _places(self.observed)
-
-
-def _sum_of_squares(values: Tensor) -> Tensor:
-    """In double precision; of many values the norms of short pieces are not, whose rounding averages out."""
-    if values.numel() < _MANY * _PIECE:
-        return values.square().sum(dtype=torch.float64)
-    whole, rest = values.flatten().split([values.numel() // _PIECE * _PIECE, values.numel() % _PIECE])
-    norms = torch.linalg.vector_norm(whole.view(-1, _PIECE), dim=1)
-    total: Tensor = norms.double().square().sum() + rest.double().square().sum()
-    return total
 
 
 def _principal(rows: Tensor, most: int) -> tuple[Tensor, Tensor]:

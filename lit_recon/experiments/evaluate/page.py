@@ -125,7 +125,10 @@ def _verdicts(evaluation: Evaluation, compared: Sequence[DefenseComparison]) -> 
 def _prices(evaluation: Evaluation, compared: Sequence[DefenseComparison]) -> Panel:
     measure = evaluation.metric.measure
     servers = " and choice of attacks" if len(evaluation.sides) > 1 else ""
-    own = [f"behind {evaluation.defenses[name]} with {how}" for name, how in evaluation.own_trainings.items()]
+    own = [
+        f"Networks behind {evaluation.defenses[name]} are trained with {how}; the price includes what that alone costs."
+        for name, how in evaluation.own_trainings.items()
+    ]
     description = f"Accuracy lost against {measure.name} of the strongest attack, one plot per batch size{servers}"
     return Panel(
         "Price and protection",
@@ -136,7 +139,7 @@ def _prices(evaluation: Evaluation, compared: Sequence[DefenseComparison]) -> Pa
         "leaves them unknown.",
         [Picture(scatter(evaluation, "svg"), description, "scatter.svg")],
         parts=equal_utility(evaluation, compared),
-        note=f"Trained {'; '.join(own)}: the price includes what that alone costs." if own else "",
+        note="\n".join(own),
     )
 
 

@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import yaml
 from jsonargparse import ArgumentParser, Namespace
 from torch import Tensor, nn
 
@@ -40,6 +39,7 @@ from lit_recon.metrics import PerceptualDistance, metrics_of
 from lit_recon.modules.data import VictimDataModule
 from lit_recon.modules.loggers import finish, log_grid, log_table
 from lit_recon.records import SimulatedDefense, Update, Weights
+from lit_recon.reporting.provenance import flatten
 from lit_recon.reporting.record import read_json
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.writing import Scalar
@@ -238,7 +238,7 @@ def _description(settings: EvaluateSettings, cells: Sequence[GridCell], own: Map
             if cell.kind == "attack" and (network := own_network(cell, own)) is not None
         },
         "trainings": {
-            name: yaml.safe_dump(family.utility, default_flow_style=True, width=math.inf).strip()
+            name: ", ".join(f"{key} {value}" for key, value in flatten(family.utility).items())
             for name, family in settings.defenses.items()
             if family.utility
         },

@@ -243,8 +243,10 @@ def test_an_attack_on_a_network_of_its_own_is_out_of_competition(evaluated: RunF
 
 def test_the_page_says_which_defense_was_trained_on_another_network(evaluated: RunFolder) -> None:
     assert "that alone costs" not in build_evaluation(evaluated.path).read_text()
-    change(evaluated, trainings={"noise": "{trunk: {init_args: {norm: group}}}"})
-    said = "Trained behind noise with {trunk: {init_args: {norm: group}}}: the price includes what that alone"
+    change(evaluated, trainings={"noise": "trunk.init_args.norm group"})
+    said = (
+        "Networks behind noise are trained with trunk.init_args.norm group; the price includes what that alone costs."
+    )
     assert said in build_evaluation(evaluated.path).read_text()
 
 

@@ -14,6 +14,7 @@ from lit_recon.attacks.updates import GenerativePrior, GradientMatching
 from lit_recon.errors import ConfigError, MissingDataError
 from lit_recon.experiments.engine.pieces import merged
 from lit_recon.experiments.evaluate.grid import GridCell, build_cells, network_in_words, part_of
+from lit_recon.experiments.evaluate.run import _description
 from lit_recon.experiments.evaluate.settings import DefenseFamily, EvaluateSettings, GridAttack, GridPaper
 from lit_recon.experiments.settings import LpipsSettings
 from lit_recon.models.generative.generator import ConvGenerator, GeneratorCheckpoint, save_generator
@@ -106,7 +107,10 @@ def test_a_defense_may_need_another_network_in_training_but_not_under_attack(att
     """DP-SGD cannot be trained with BatchNorm: its trainings alone have another norm, at the grid's epochs."""
     needs = {"trunk": {"class_path": "ResNet18", "init_args": {"norm": "group"}}}
     private = DefenseFamily({"defense": {"class_path": "DPSGD"}}, "defense.init_args.bound", [1.0], utility=needs)
-    cells = grid(attack, defenses={"private": private}, utility={"epochs": 20})
+    settings = EvaluateSettings(attacks={"some": attack}, defenses={"private": private}, utility={"epochs": 20})
+    cells = build_cells(settings, COMMON)
+    told = _description(settings, cells, COMMON)["trainings"]
+    assert told == {"private": "trunk.class_path ResNet18, trunk.init_args.norm group"}
     plain, own = (cell for cell in cells if cell.kind == "utility")
     assert (plain.settings["epochs"], own.settings["epochs"]) == (20, 20)
     assert "trunk" not in plain.settings

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from lit_recon.attacks.updates.features.activations import Activation, activation_of
 from lit_recon.attacks.updates.labels.head import exact, require_cross_entropy
+from lit_recon.attacks.updates.noise import singular_values
 from lit_recon.errors import ShapeError, ThreatModelError, UnsupportedModelError
 from lit_recon.models import WideFeatureLayer
 from lit_recon.records import ForwardOperator, Observation
@@ -202,10 +203,9 @@ def _beyond(gradient: Tensor, rank: int) -> float | None:
     p, q = sorted(gradient.shape)
     if rank >= p:
         return None
-    short = (gradient if gradient.shape[0] == p else gradient.T).double()
-    # squares of the singular values, whose rounding stays below the square of `_ROUNDING`
-    squares = torch.linalg.eigvalsh(short @ short.T)[: p - rank].clamp_min(0)
-    return float((squares.sum() / ((p - rank) * (q - rank))).sqrt())
+    # rounding of the squares of singular values stays below the square of `_ROUNDING`
+    values = singular_values(gradient.double())[: p - rank]
+    return float((values.square().sum() / ((p - rank) * (q - rank))).sqrt())
 
 
 @dataclass(frozen=True)

@@ -221,8 +221,8 @@ class PatchPenalty(Penalty):
 
     def goes_on(self, found: Reconstruction, number: int) -> bool:
         """Batches, whose random images would end in mixtures; nearly found images, and once only if of one step."""
-        if self.observation.n_examples > 1:
-            return True
+        if self.noise is not None or self.observation.n_examples > 1:
+            return self.noise is None  # what leaves more than noise is a local minimum
         if self.on_a_line:
             return self._near(found)
         return (number == 1 or self.local_steps) and self.measure.left(found.images) <= _STUCK
@@ -285,9 +285,7 @@ class PatchPenalty(Penalty):
         of = "gradients" if self.measure is self.judged else "patches outside the span"
         how = f"{what}: patches leave {new:.1g} of the {of}, those found before {old:.1g}"
         if not new < old:
-            # behind noise nothing is certified, and other starts tell no more
-            certified = None if self.noise else before.certified
-            return replace(before, certified=certified, notes=(*before.notes, how))
+            return replace(before, notes=(*before.notes, how))
         return replace(after, notes=(*self.notes, how, *after.notes))
 
     def settled(self, images: Tensor) -> Tensor:
@@ -320,7 +318,10 @@ class PatchPenalty(Penalty):
             if excess > _EXPLAINED:
                 does = "is more than noise: the search ended too early or in a local minimum"
             note = f"misfit of the images' patches {does}: {excess:.2g} standard deviations above its mean"
-            return None, False, (note, *self._beyond_patches(images, labels))
+            # known noise: single images that explain less begin anew; batches ended no nearer when they did
+            again = self.given and excess > _EXPLAINED and len(images) == 1
+            uncertified = images.new_zeros(1, dtype=torch.bool) if again else None
+            return uncertified, False, (note, *self._beyond_patches(images, labels))
         distance = update_distance(self.observation, images, labels, observed_only=self.partial)
         most = _LEFT_BY_STEPS if self.local_steps else _LEFT
         how = f"patches leave {left:.1g} of the gradients, 1 - cos of the updates {distance:.1g}"

@@ -204,7 +204,8 @@ class FinishedBatch:
     """The attack on one client's batch; `index` is that of the `VictimBatch`.
 
     The reconstruction is on the CPU, in the attack's order. Seconds are the batch's share of those of its group's
-    `AttackOutcome`. Feature scores `(n,)` by metric are there where the attack recovers features.
+    `AttackOutcome`. Feature scores `(n,)` by metric are there where the attack recovers features. `refused`: why the
+    attack is not applicable to this batch, so that a guess stands in for its result; empty where it is.
     """
 
     index: int
@@ -214,6 +215,12 @@ class FinishedBatch:
     timed_seconds: float
     timed_steps: int
     feature_scores: dict[str, list[float]] = field(default_factory=dict)
+    refused: str = ""
+
+    @classmethod
+    def guessed(cls, index: int, images: torch.Tensor, labels: torch.Tensor, refused: str) -> FinishedBatch:
+        """A guess of images `(n, c, h, w)` and labels `(n,)` where the attack refused the batch."""
+        return cls(index, Reconstruction(images, labels, 0.0), [], 0.0, 0.0, 0, refused=refused)
 
 
 def group_name(indices: Sequence[int]) -> str:

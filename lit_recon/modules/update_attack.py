@@ -18,10 +18,10 @@ from lit_recon.attacks.base import Attack, AttackState, Way
 from lit_recon.clients import ClientSettings
 from lit_recon.data import VictimBatch
 from lit_recon.defenses import Defense
-from lit_recon.errors import ConfigError
+from lit_recon.errors import ConfigError, UnsupportedModelError
 from lit_recon.io.files import write_text
 from lit_recon.measures import Measure
-from lit_recon.metrics import RMSE, Metric, score_batch
+from lit_recon.metrics import RMSE, MeanImage, Metric, score_batch
 from lit_recon.modules.attack_state import (
     FinishedBatch,
     finished_batches,
@@ -47,9 +47,11 @@ class UpdateAttackModule(LightningModule):
     """Attacks the update of every client that a `VictimDataModule` yields; `trainer.test(module, victims)` runs it.
 
     Finished victims and the state of the running attack are saved in the folder `checkpoints`, so that a killed run can
-    be resumed. `model` is the public model, of which the clients send updates; the other arguments are settings of
-    `attack.py run`. Once all victims are done, `metrics` are entries of the run's record, the same in every process,
-    `measures` say how to print them, and `scored` are the batches of this process.
+    be resumed. For victims that the attack refuses by an UnsupportedModelError, such as one whose update keeps too few
+    entries, a guess stands in; if it refuses all, the first error is raised. `model` is the public model, of which the
+    clients send updates; the other arguments are settings of `attack.py run`. Once all victims are done, `metrics` are
+    entries of the run's record, the same in every process, `measures` say how to print them, and `scored` are the
+    batches of this process.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class UpdateAttackModule(LightningModule):
         self.together = 1  # victims per group; where several are computed together, others round differently
         self._group: list[VictimBatch] = []
         self._seen: list[VictimBatch] = []
+        self._refused: dict[int, UnsupportedModelError] = {}  # by index of the victim
 
     @property
     def _victims(self) -> VictimDataModule:
@@ -114,6 +117,7 @@ class UpdateAttackModule(LightningModule):
         if self._group:
             self._attack_group()
         self._progress.close()
+        self._guess_refused()
         done, public = [self._done[batch.index] for batch in self._seen], self._victims.public.images
         self.scored = score_batches(done, self._seen, public, self.scores.metrics)
         self.scores.update(self.scored)
@@ -122,7 +126,20 @@ class UpdateAttackModule(LightningModule):
         log_numbers(self.trainer.loggers, self.metrics, self._progress.done)
 
     def _attack_group(self) -> None:
+        """Attack the group, or each of its victims by itself if it is refused as a whole."""
         group, self._group = self._group, []
+        try:
+            self._attack(group)
+        except UnsupportedModelError as error:
+            if len(group) == 1:
+                self._refused[group[0].index] = error
+                self._progress.total -= self._steps
+                return
+            for batch in group:
+                self._group = [batch]
+                self._attack_group()
+
+    def _attack(self, group: list[VictimBatch]) -> None:
         indices = [batch.index for batch in group]
         saved, before = self.checkpoints / f"{group_name(indices)}.pt", self._progress.done
         with torch.enable_grad():
@@ -144,6 +161,27 @@ class UpdateAttackModule(LightningModule):
         saved.unlink(missing_ok=True)
         self._done |= {batch.index: batch for batch in finished}
         self._show(group, finished)
+
+    def _guess_refused(self) -> None:
+        """Let a guess stand in for victims that the attack refused, or raise its first error if it refused all.
+
+        The guess knows nothing of the update: the mean of public images, and class 0 if labels are not given.
+        """
+        attacked = self.trainer.strategy.reduce(
+            torch.tensor(float(len(self._done)), device=self.device), reduce_op="sum"
+        )
+        if not self._refused:
+            return
+        if not attacked:
+            raise next(iter(self._refused.values()))
+        mean = MeanImage.from_images(self._victims.public.images)
+        for batch in self._seen:
+            if batch.index in self._refused:
+                why, labels = str(self._refused[batch.index]), batch.labels.cpu()
+                images = mean.query(batch.images.cpu()).contiguous()
+                guess = labels if self.knowledge.labels else torch.zeros_like(labels)
+                self._done[batch.index] = FinishedBatch.guessed(batch.index, images, guess, why)
+                save_finished(self.checkpoints, [self._done[batch.index]], self.run)
 
     def _observe(self, images: Tensor, labels: Tensor, index: int) -> Observation:
         return self.client.observe(images, labels, self.knowledge, self.clients.generator(index))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import math
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,14 +26,15 @@ from lit_recon.attacks.updates import (
 from lit_recon.clients import ClientSettings
 from lit_recon.data.sources import Npz
 from lit_recon.defenses import Defense, GaussianNoise
-from lit_recon.errors import ConfigError
+from lit_recon.errors import ConfigError, UnsupportedModelError
+from lit_recon.experiments.update_attack.score import run_facts
 from lit_recon.metrics import PerceptualDistance, metrics_of
 from lit_recon.models import MLP, Backbone, WideFeatureLayer
 from lit_recon.modules.attack_state import load_finished
 from lit_recon.modules.data import VictimDataModule
 from lit_recon.modules.loggers import WandbSettings, build_loggers
 from lit_recon.modules.update_attack import UpdateAttackModule
-from lit_recon.records import Knowledge, Normalization
+from lit_recon.records import Knowledge, Normalization, Observation, Reconstruction
 from lit_recon.training.progress import Interrupted
 from lit_recon.training.trainer import TrainerSettings, build_trainer
 from tests.contracts.test_attacks import PixelDescent
@@ -253,3 +256,50 @@ def test_only_a_victim_data_module_will_do(tmp_path: Path, victims: VictimDataMo
     trainer = build_trainer(TrainerSettings(accelerator="cpu"), [])
     with pytest.raises(ConfigError, match="VictimDataModule"):
         trainer.test(module(tmp_path / "run"), dataloaders=victims.test_dataloader(), verbose=False)
+
+
+class Refusing(Attack):
+    """Returns white images, and refuses updates with a first entry above a limit."""
+
+    def __init__(self, limit: float) -> None:
+        self.limit = limit
+
+    def run(self, observations: Sequence[Observation]) -> list[Reconstruction]:
+        if any(_first_entry(seen) > self.limit for seen in observations):
+            raise UnsupportedModelError("too large")
+        return [Reconstruction(torch.ones(2, *seen.image_shape), seen.labels, 0.0) for seen in observations]
+
+    def execution_for(self, n_victims: int) -> Literal["loop"]:
+        return "loop"
+
+
+def _first_entry(seen: Observation) -> float:
+    return float(next(iter(seen.update.values())).flatten()[0])
+
+
+def test_a_guess_stands_in_for_refused_victims(victims: VictimDataModule, tmp_path: Path) -> None:
+    sizes: list[float] = []
+    spy = Refusing(math.inf)
+    spy.check = lambda observations: sizes.extend(map(_first_entry, observations))  # type: ignore[method-assign]
+    attacked(module(tmp_path / "all", attack=spy), victims)
+    refused = int(np.argmax(sizes))
+    picky = Refusing(sorted(sizes)[-2])
+    done = attacked(module(tmp_path / "run", clients_per_batch=2, attack=picky), victims)
+    assert [bool(part.finished.refused) for part in done.scored] == [index == refused for index in range(5)]
+    # the other victim of its group is attacked
+    mean = victims.public.pixels(torch.arange(len(victims.public))).mean(0)
+    for part in done.scored:
+        expected = mean if part.finished.refused else torch.ones_like(mean)
+        torch.testing.assert_close(part.finished.reconstruction.images, expected.expand(2, -1, -1, -1))
+    facts = run_facts(done.scored, "cpu")
+    assert (facts["n_refused"], facts["refused_reason"]) == (2, "too large")
+    assert "For 2 of 10 images the mean public image stands in: too large" in facts["notes"]  # type: ignore[operator]
+    kept = load_finished(tmp_path / "run")
+    assert [index for index, batch in kept.items() if batch.refused == "too large"] == [refused]
+    assert "n_refused" not in run_facts([part for part in done.scored if not part.finished.refused], "cpu")
+
+
+def test_an_attack_that_refuses_all_victims_raises_its_error(victims: VictimDataModule, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match="too large"):
+        attacked(module(tmp_path / "run", attack=Refusing(-math.inf)), victims)
+    assert not groups(tmp_path / "run")

@@ -258,16 +258,19 @@ def summary_lines(evaluation: Evaluation, compared: Sequence[DefenseComparison])
 
 def not_applicable(evaluation: Evaluation) -> list[tuple[str, str]]:
     """Titles and reasons of attacks and trainings that cannot work with the grid's network, clients or batches."""
-    cells: dict[tuple[str, str], list[CellResult]] = {}
+    cells: dict[tuple[str, str, str], list[CellResult]] = {}
     for cell in evaluation.attacked:
         if not cell.applicable:
-            cells.setdefault((evaluation.attack_title(cell), cell.reason), []).append(cell)
+            cells.setdefault((evaluation.attack_title(cell), "", cell.reason), []).append(cell)
+        elif refused := cell.number("n_refused"):
+            of = f", for {refused:.0f} of {cell.number('n'):.0f} images, which the mean public image stands in for"
+            cells.setdefault((evaluation.attack_title(cell), of, str(cell.metrics["refused_reason"])), []).append(cell)
     found = []
-    for (title, reason), same in cells.items():
+    for (title, of, reason), same in cells.items():
         sizes = list(dict.fromkeys(cell.batch_size for cell in same))
         rows = list(dict.fromkeys(evaluation.title(cell.defense, cell.strength) for cell in same))
         under = "" if len(rows) == len(evaluation.levels) else f", under {', '.join(rows)}"
-        found.append((f"{title}, batch {' and '.join(map(str, sizes))}{under}", reason))
+        found.append((f"{title}, batch {' and '.join(map(str, sizes))}{under}{of}", reason))
     trainings: dict[str, dict[str, None]] = {}
     for cell in evaluation.cells:
         if cell.kind == "utility" and not cell.applicable:

@@ -107,6 +107,8 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
             print(f"lower bound {told[0]} (unbiased), {told[1]} (independent pixels), {told[2]} (like public images)")
         if "n_certified" in record:
             print(f"certified   {record['n_certified']} of {record['n']} images")
+        if "n_refused" in record:
+            print(f"refused     {record['n_refused']} of {record['n']} images: {record['refused_reason']}")
         print(f"report      {folder.report}")
 
 

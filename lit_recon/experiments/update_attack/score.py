@@ -239,6 +239,10 @@ def run_facts(scored: Sequence[ScoredBatch], device: str, notes: Sequence[str] =
         errors = torch.cat([part.per_image["rmse"] for part in scored])
         facts |= certified_entries(torch.tensor([own is True for own in certified]), errors, "rmse")
         notes.append(_told(facts))
+    if refused := [part for part in scored if part.finished.refused]:
+        n, reasons = sum(len(part.batch.labels) for part in refused), {part.finished.refused: None for part in refused}
+        facts |= {"n_refused": n, "refused_reason": "; ".join(reasons)}
+        notes.append(f"For {n} of {facts['n']} images the mean public image stands in: {facts['refused_reason']}")
     if not timed:
         facts["seconds_per_iteration_reason"] = "the attack took a single step"
     return {**facts, "notes": list(dict.fromkeys([*notes, *found])), **environment(device)}

@@ -114,6 +114,15 @@ def test_where_it_does_not_apply_is_told_apart(evaluated: RunFolder) -> None:
     )
 
 
+def test_images_that_a_guess_stands_in_for_are_counted(evaluated: RunFolder) -> None:
+    cell = next(one for one in Evaluation.read(evaluated).cells if one.attack == "near" and one.metrics)
+    path = RunFolder(cell.folder).metrics
+    path.write_text(json.dumps({**json.loads(path.read_text()), "n": 4, "n_refused": 1, "refused_reason": "no maps"}))
+    [line] = [one for one in summary_lines(Evaluation.read(evaluated), []) if "no maps" in one]
+    assert line.startswith("not applicable: ")
+    assert line.endswith(", for 1 of 4 images, which the mean public image stands in for: no maps")
+
+
 def test_a_generator_is_a_cell_without_a_row(evaluated: RunFolder) -> None:
     content = json.loads(evaluated.grid.read_text())
     content["cells"].insert(0, entry("generator", "generators/digits-0123abcd", "none", None))

@@ -289,3 +289,8 @@ class Reconstruction:
     features: Tensor | None = None
     certified: Tensor | None = None
     final: bool = False
+
+    @property
+    def n_certified(self) -> int:
+        """Number of certified images."""
+        return 0 if self.certified is None else int(self.certified.sum())

@@ -335,8 +335,8 @@ class MapMatching:
     Args:
         recovery: of the maps.
         weight: above 0, of the mean over examples of 1 - cos.
-        further: further starts while images are not certified, each with the maps of all known layers; certified images
-            stay as they are.
+        further: further starts while images are not certified, each with the maps of all known layers, as many again
+            after one that certifies another image; certified images stay as they are.
         approach: iterations of gradient matching from whose images the first further start begins, in turn with random
             images; 0: random images alone.
     """

@@ -24,7 +24,13 @@ import torch
 from torch import Tensor
 
 from lit_recon.attacks.updates.feature_maps.convolutions import TokenLayer
-from lit_recon.attacks.updates.feature_maps.input_map import Passes, coupled, likely_contrast, told_by_statistics
+from lit_recon.attacks.updates.feature_maps.input_map import (
+    Passes,
+    coupled,
+    likely_contrast,
+    other_contrasts,
+    told_by_statistics,
+)
 from lit_recon.attacks.updates.feature_maps.matching import EXPLAINED, REACH, SAME, arranged_labels
 from lit_recon.attacks.updates.feature_maps.observed_rows import LayerRows, MatchedRows, ObservedRows
 from lit_recon.attacks.updates.feature_maps.spans import SpanRows, for_some, misplaced_images, outside_shares
@@ -280,11 +286,12 @@ class PatchPenalty(Penalty):
         return self.judged.left(found.images) <= _NEAR
 
     def closer(self, before: Reconstruction, after: Reconstruction, what: str) -> Reconstruction:
-        """The reconstruction of the two whose patches leave less of the gradients."""
+        """The reconstruction of the two whose patches leave less of the gradients, or with as many certified images."""
         old, new = self.measure.left(before.images), self.measure.left(after.images)
         of = "gradients" if self.measure is self.judged else "patches outside the span"
         how = f"{what}: patches leave {new:.1g} of the {of}, those found before {old:.1g}"
-        if not new < old:
+        # wrong images of a batch hide what the others leave, and new ones go on alone from where they are
+        if after.n_certified < before.n_certified if self.separable else not new < old:
             return replace(before, notes=(*before.notes, how))
         return replace(after, notes=(*self.notes, how, *after.notes))
 
@@ -304,8 +311,8 @@ class PatchPenalty(Penalty):
         """Whether the images explain the update: a certificate `(n,)` without noise, a note with it.
 
         Without noise the patches of the images have to span the observed entries of the gradients, and the images have
-        to give the observed entries of the whole update. An image is certified if with another brightness or contrast
-        it would leave far more: in a batch, images with small gradients can be wrong at little cost.
+        to give those of the whole update, or the patches of each have to lie in known spans by themselves. An image is
+        certified if with another contrast it would leave far more: small gradients let wrong images cost little.
         """
         if self.tails is not None:
             scale = self.tails.scale_around(images)
@@ -314,9 +321,8 @@ class PatchPenalty(Penalty):
         left = judged.left(images)
         if self.noise is not None:
             excess = (left * judged.squares / self.noise.std**2 - self.freedom) / (2 * self.freedom) ** 0.5
-            does = "is that of the noise"
-            if excess > _EXPLAINED:
-                does = "is more than noise: the search ended too early or in a local minimum"
+            stuck = "is more than noise: the search ended too early or in a local minimum"
+            does = stuck if excess > _EXPLAINED else "is that of the noise"
             note = f"misfit of the images' patches {does}: {excess:.2g} standard deviations above its mean"
             # known noise: single images that explain less begin anew; batches ended no nearer when they did
             again = self.given and excess > _EXPLAINED and len(images) == 1
@@ -326,12 +332,13 @@ class PatchPenalty(Penalty):
         most = _LEFT_BY_STEPS if self.local_steps else _LEFT
         how = f"patches leave {left:.1g} of the gradients, 1 - cos of the updates {distance:.1g}"
         none = torch.zeros(len(images), dtype=torch.bool, device=images.device)
-        if not (distance <= EXPLAINED and left <= most):
-            return none, False, (f"not certified: {how}, at most {most:g} and {EXPLAINED:g}",)
+        explained = distance <= EXPLAINED and left <= most
         if any(isinstance(rows.layer, TokenLayer) for rows in judged.rows):
-            return none, False, (f"not certified: {how}, but norms of tokens hide contrast and brightness",)
+            return none, False, (f"not certified: {how}, and norms of tokens hide contrast and brightness",)
         if self.separable:
-            return self._alone_certified(images, how)
+            return self._alone_certified(images, how, explained)
+        if not explained:
+            return none, False, (f"not certified: {how}, at most {most:g} and {EXPLAINED:g}",)
         each = list(range(len(images)))
         # statistics of the batch hide what changes in all images together, unless they are known
         told = told_by_statistics(self.observation, images)
@@ -358,35 +365,33 @@ class PatchPenalty(Penalty):
             f"the update of the images differs from the observed one by {times:.2g} times the noise in {most}: {why}",
         )
 
-    def _alone_certified(self, images: Tensor, how: str) -> tuple[Tensor, bool, tuple[str, ...]]:
-        """The certificate of images by their own patches and the span, which other images do not change."""
-        alone = self.alone
+    def _alone_certified(self, images: Tensor, how: str, explained: bool) -> tuple[Tensor, bool, tuple[str, ...]]:
+        """The certificate of images by their own patches and the span, which other images do not change.
+
+        Unless all images together are `explained`, by the spans of all layers, and each image once only.
+        """
+        alone = self.alone if explained else for_some(self.searched, 1)
         with torch.no_grad():
             left = outside_shares(alone, images)
-            moved = torch.stack([outside_shares(alone, one) for one in self._contrasts(images, each=True)]).amin(0)
+            others = other_contrasts(self.observation, images, REACH, each=True)
+            moved = torch.stack([outside_shares(alone, one) for one in others]).amin(0)
         certified, notes = _undetermined(left, moved, "{:.1g} of its patches are outside the span")
+        if not explained:
+            repeated = certified & misplaced_images(self.searched, images, False, _STUCK)
+            certified &= ~repeated
+            numbers = repeated.nonzero().flatten().tolist()
+            notes += [f"image {i + 1}: not certified: another image is the same" for i in numbers]
         return certified, bool(certified.all()), (how, *notes)
 
     def _moved(self, judged: MatchedRows[ObservedRows], images: Tensor, numbers: list[int]) -> float:
         """The least share left if brightness or contrast of some images, in a channel or all, is another by `REACH`."""
-        where = images.new_tensor(numbers).long()
-        return min(judged.left(images.index_copy(0, where, moved)) for moved in self._contrasts(images[numbers]))
-
-    def _contrasts(self, images: Tensor, each: bool = False) -> list[Tensor]:
-        """Images with another brightness or contrast, in a channel or all, by `REACH` each or in the mean."""
-        (mean, _), flat = self.observation.normalization.tensors(images), images - images.mean((2, 3), keepdim=True)
-        channels = torch.eye(images.shape[1]).to(images)[:, None, :, None, None]
-        directions = (*(channels * torch.ones_like(images)), *(channels * flat), images - mean)
-        over = (1, 2, 3) if each else (0, 1, 2, 3)
-        entries = images[0].numel() if each else images.numel()
-        norms = [one.square().sum(over, keepdim=True).sqrt().clamp_min(1e-12) for one in directions]
-        steps = [REACH * entries**0.5 * one / norm for one, norm in zip(directions, norms, strict=True)]
-        return [images + sign * step for step in steps for sign in (1, -1)]
+        where, others = images.new_tensor(numbers).long(), other_contrasts(self.observation, images[numbers], REACH)
+        return min(judged.left(images.index_copy(0, where, moved)) for moved in others)
 
 
 def _undetermined(left: Tensor, moved: Tensor, what: str) -> tuple[Tensor, list[str]]:
     """Which images `(n,)` leave little of what they would leave with another contrast, and why others do not."""
-    certified = left <= _DETERMINED * moved
+    certified = left < _DETERMINED * moved
     notes = [
         f"image {i + 1}: not certified: with another brightness or contrast (RMSE {REACH:g}) "
         f"{what.format(float(moved[i]))}, at least {float(left[i]) / _DETERMINED:.1g} is asked"

@@ -46,8 +46,9 @@ class PatchMatching:
         weight: above 0, of minus the log-likelihood in nats per pixel of the batch.
         tempered: above 0 and at most 1, share of the iterations over which the assumed noise falls to that of the
             update.
-        further: further starts for images that are not certified, where there is no noise; of several images, of local
-            steps, and the first one where the gradients are nearly explained, from those found so far.
+        further: further starts for images that are not certified, and for single ones that leave more than known noise,
+            as many again after one that certifies another image; of several images, of local steps, and the first one
+            where the gradients are nearly explained, from those found so far.
         approach: iterations of gradient matching from whose images the first further start of a single image begins, in
             turn with random images; 0: random images alone.
         least_hidden: expected share of the patches' span that noise hides, in the mean of the layers, below which the

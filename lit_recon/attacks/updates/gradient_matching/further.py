@@ -94,12 +94,21 @@ class FurtherStarts(SteppableAttack[MatchingState]):
         how = (self.labels.optimised, self.execution, self.compilation)
         return MatchingState(problems, Matching(seen, self.objective, self.network_prior, *how), notes, counts)
 
-    def _further(self, first: AttackRun, number: int, found: list[Reconstruction]) -> AttackRun | None:
-        """Further start `number`, from 1, for the victims of `first` with images not certified; None: there is none."""
+    def _further(
+        self, first: AttackRun, number: int, found: list[Reconstruction], progress: tuple[int, int] | None = None
+    ) -> AttackRun | None:
+        """Further start `number`, from 1, for the victims of `first` with images not certified; None: there is none.
+
+        `progress`: how many images were certified at most so far, and after which start; starts end once as many as
+        are planned certified no other one.
+        """
         maps, stuck = self.features, unsolved(found)
-        if not isinstance(maps, MapMatching | PatchMatching) or number > maps.further or not stuck:
+        certified = sum(one.n_certified for one in found)
+        if progress is None or certified > progress[0]:
+            progress = certified, number - 1
+        if not isinstance(maps, MapMatching | PatchMatching) or number > progress[1] + maps.further or not stuck:
             return None
-        start = partial(self._start_again, first, number, found)
+        start = partial(self._start_again, first, number, found, progress)
         if all(self._maps_of(first, v).goes_on(found[v], number) for v in stuck):
             return start(None)
         if not (number % 2 and maps.approach and isinstance(self.parametrization, Pixels)):
@@ -117,7 +126,12 @@ class FurtherStarts(SteppableAttack[MatchingState]):
         )
 
     def _start_again(
-        self, first: AttackRun, number: int, found: list[Reconstruction], near: list[Reconstruction] | None
+        self,
+        first: AttackRun,
+        number: int,
+        found: list[Reconstruction],
+        progress: tuple[int, int],
+        near: list[Reconstruction] | None,
     ) -> AttackRun:
         """A further start from random images, those of `near` or those found, on the maps of all known layers."""
         stuck, problems, penalties, remarks, counts = unsolved(found), [], [], [], []
@@ -159,7 +173,7 @@ class FurtherStarts(SteppableAttack[MatchingState]):
             state=again,
             advance=partial(self.advance, again),
             reasons=(),
-            then=partial(self._further, first, number + 1),
+            then=partial(self._further, first, number + 1, progress=progress),
             victims=stuck,
         )
 

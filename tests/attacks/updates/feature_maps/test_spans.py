@@ -11,7 +11,7 @@ from lit_recon.attacks.updates.feature_maps import patch_penalty
 from lit_recon.attacks.updates.feature_maps.patch_penalty import PatchPenalty
 from lit_recon.attacks.updates.feature_maps.spans import for_some, misplaced_images, outside_shares
 from lit_recon.defenses import GradientDropout
-from lit_recon.records import Observation
+from lit_recon.records import Observation, Reconstruction
 from tests.attacks.updates.feature_maps.patch_victims import attack, victim
 
 
@@ -94,20 +94,42 @@ def test_single_images_are_certified_by_themselves(seen: Observation, penalty: P
     assert certified is not None
     assert certified.tolist() == [True, True]
     assert final
-    # another contrast of one image: the update of the batch is refused, and with that check off the image
+    # another contrast of one image: it is refused, and the other one is certified as before
     wrong = truth.clone()
     wrong[1] += 0.05 * (wrong[1] - wrong[1].mean())
-    assert not penalty.certificate(wrong, labels)[0].any()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(patch_penalty, "_LEFT", 1.0)
-        patch.setattr(patch_penalty, "EXPLAINED", 2.0)
-        certified, final, notes = penalty.certificate(wrong, labels)
-        assert certified is not None
-        assert certified.tolist() == [True, False]
-        assert not final
-        assert any("image 2: not certified" in note for note in notes)
+        for _ in range(2):
+            certified, final, notes = penalty.certificate(wrong, labels)
+            assert certified is not None
+            assert certified.tolist() == [True, False]
+            assert not final
+            assert any("image 2: not certified" in note for note in notes)
+            # where the update of the batch is taken as explained, too
+            patch.setattr(patch_penalty, "_LEFT", 1.0)
+            patch.setattr(patch_penalty, "EXPLAINED", 2.0)
         patch.setattr(patch_penalty, "_DETERMINED", 1e9)
         assert penalty.certificate(wrong, labels)[0].tolist() == [True, True]
+
+
+def test_an_image_is_certified_once_and_not_without_maps(penalty: PatchPenalty, truth: Tensor) -> None:
+    certified, final, notes = penalty.certificate(torch.cat([truth[:1], truth[:1] + 1e-5]), torch.arange(2))
+    assert certified is not None
+    assert certified.tolist() == [True, False]
+    assert not final
+    assert notes[-1] == "image 2: not certified: another image is the same"
+    # an image all of whose maps are zero leaves nothing, with any contrast
+    certified, _ = patch_penalty._undetermined(torch.zeros(1), torch.zeros(1), "{:g}")
+    assert certified.tolist() == [False]
+
+
+def test_starts_that_certify_fewer_images_are_left_and_others_taken(penalty: PatchPenalty, truth: Tensor) -> None:
+    wrong, labels = torch.cat([truth[:1], truth[1:].flip(3)]), torch.arange(2)
+    one, none = (Reconstruction(wrong, labels, 1.0, certified=torch.tensor([first, False])) for first in (True, False))
+    near = Reconstruction(truth, labels, 1.0, certified=torch.tensor([False, False]))
+    # wrong images leave more of the gradients, which does not count
+    assert torch.equal(penalty.closer(near, one, "again").images, wrong)
+    assert torch.equal(penalty.closer(one, near, "again").images, wrong)
+    assert torch.equal(penalty.closer(near, none, "again").images, wrong)
 
 
 def test_a_batch_behind_dropping_is_found_image_by_image(truth: Tensor) -> None:

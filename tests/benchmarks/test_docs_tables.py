@@ -143,6 +143,23 @@ def test_features_stand_beside_the_images_inverted_from_them() -> None:
     assert text.endswith("32 images in 8 batches.")
 
 
+def test_variants_of_an_attack_stand_below_each_other() -> None:
+    shared = {"defense": "none", "n": 2.0, "n_batches": 2.0, "nearest_public_rmse": 0.17, "mean_image_rmse": 0.22}
+    cells = [
+        {**shared, "attack": "published", "rmse": 0.12, "ssim": 0.5, "seconds": 900.0},
+        {**shared, "attack": "statistics", "rmse": 0.06, "ssim": 0.8, "seconds": 800.0},
+        {**shared, "attack": "features"},
+    ]
+    assert lines(updates.tuning(run("liu2025_tuning", metrics={}, tables={"evaluation": cells}))) == [
+        ["", "RMSE", "SSIM", "seconds"],
+        ["liu2025 as it is", "0.120", "0.500", "900"],
+        ["BatchNorm statistics 0.1 instead of 0.001", "0.060", "0.800", "800"],
+        ["the same, features 1 instead of 0.2", "–", "–", "–"],
+        ["nearest public image", "0.170", "", ""],
+        ["mean image", "0.220", "", ""],
+    ]
+
+
 def test_lines_of_a_factor_stand_apart() -> None:
     rows = [
         {"factor": "default", "mse": 0.01, "oracle_mse": 0.02, "baseline_mean_image_mse": 0.03, "accuracy": 0.9},

@@ -118,6 +118,10 @@ class ForwardOperator(Protocol):
         """The update, and the statistics of every BatchNorm layer's input, from one forward pass."""
         ...
 
+    def statistics(self, weights: Weights, batch: Batch) -> BatchStatistics:
+        """These statistics alone, differentiable in the images."""
+        ...
+
 
 #: Distributions of noise on an update.
 NoiseFamily = Literal["gaussian", "laplace"]

@@ -45,6 +45,14 @@ def demo_digits(record: Content) -> str:
     return markdown(_SCORES, [_scores("`demo_digits`, gradient matching", record), *_baselines(record)])
 
 
+@table("batch_statistics", "batch_statistics")
+def batch_statistics(record: Content) -> str:
+    """Means, baselines, and the error of every image."""
+    errors = sorted(float(row["rmse"]) for row in row_of(record)["tables"]["victims"])
+    each = f"RMSE of every image: {', '.join(map(shown, errors))}."
+    return f"{markdown(_SCORES, [_scores('`batch_statistics`', record), *_baselines(record)])}\n\n{each}"
+
+
 def _strength(row: Row) -> tuple[str, Any]:
     return row["defense"], row.get("strength")
 

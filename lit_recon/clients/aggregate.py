@@ -49,6 +49,9 @@ class SecureAggregation:
         results = [self.operator.with_statistics(weights, share, differentiable) for share in shares]
         return mean_update([update for update, _ in results]), pooled([statistics for _, statistics in results])
 
+    def statistics(self, weights: Weights, batch: Batch) -> BatchStatistics:
+        return pooled([self.operator.statistics(weights, share) for share in batch.shares(self.clients)])
+
 
 def one_client(operator: ForwardOperator) -> tuple[ForwardOperator, int]:
     """The rule of every single client behind an update rule, and their number."""

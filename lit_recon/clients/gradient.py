@@ -171,20 +171,27 @@ class GradientOperator:
     ) -> tuple[Update, BatchStatistics]:
         return self._run(weights, batch, differentiable, self._norms)
 
+    def statistics(self, weights: Weights, batch: Batch) -> BatchStatistics:
+        return self._recorded_loss(weights, batch, self._norms)[1]
+
+    def _recorded_loss(self, weights: Weights, batch: Batch, norms: dict[str, Any]) -> tuple[Tensor, BatchStatistics]:
+        """The loss, and the statistics of the inputs of `norms`."""
+        for norm in norms.values():
+            norm.recording = True
+        try:
+            loss = self.loss(weights, batch)
+            return loss, {name: _recorded(name, norm.recorded) for name, norm in norms.items()}
+        finally:
+            for norm in norms.values():
+                norm.recording, norm.recorded = False, None
+
     def _run(
         self, weights: Weights, batch: Batch, differentiable: Differentiable, norms: dict[str, Any]
     ) -> tuple[Update, BatchStatistics]:
         """The gradient, and the statistics of the inputs of `norms`."""
 
         def loss_of(parameters: Mapping[str, Tensor]) -> tuple[Tensor, BatchStatistics]:
-            for norm in norms.values():
-                norm.recording = True
-            try:
-                loss = self.loss(Weights(parameters, weights.buffers), batch)
-                return loss, {name: _recorded(name, norm.recorded) for name, norm in norms.items()}
-            finally:
-                for norm in norms.values():
-                    norm.recording, norm.recorded = False, None
+            return self._recorded_loss(Weights(parameters, weights.buffers), batch, norms)
 
         if differentiable == "functional":
             update: Update

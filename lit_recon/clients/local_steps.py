@@ -156,6 +156,9 @@ class LocalSteps:
         _, statistics = self._gradient.with_statistics(weights, batch, differentiable)
         return self(weights, batch, differentiable), statistics
 
+    def statistics(self, weights: Weights, batch: Batch) -> BatchStatistics:
+        return self._gradient.statistics(weights, batch)
+
     def _step(
         self,
         state: _State,

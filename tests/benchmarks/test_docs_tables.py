@@ -160,6 +160,14 @@ def test_variants_of_an_attack_stand_below_each_other() -> None:
     ]
 
 
+def test_the_error_of_every_image_stands_below_the_means() -> None:
+    names = {f"baseline_{base}_{m}": 0.2 for base in ("mean_image", "nearest_public") for m in ("rmse", "psnr", "ssim")}
+    metrics = {"n": 2, "n_batches": 2, "rmse": 0.1, "rmse_std": 0.1, "psnr": 30.0, "ssim": 0.9, **names}
+    text = updates.batch_statistics(run("b", metrics=metrics, tables={"victims": [{"rmse": 0.2}, {"rmse": 0.001}]}))
+    assert lines(text)[1][:4] == ["`batch_statistics`", "2 in 2", "0.100 ± 0.100", "30.0"]
+    assert text.endswith("RMSE of every image: 0.001, 0.200.")
+
+
 def test_lines_of_a_factor_stand_apart() -> None:
     rows = [
         {"factor": "default", "mse": 0.01, "oracle_mse": 0.02, "baseline_mean_image_mse": 0.03, "accuracy": 0.9},

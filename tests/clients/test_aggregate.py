@@ -73,10 +73,12 @@ def test_statistics_of_equal_shares_are_pooled(batch: tuple) -> None:
     model = backbone("batch")
     operator = GradientOperator(model)
     update, statistics = SecureAggregation(operator, 3).with_statistics(Weights.of(model), Batch(*batch))
+    alone = SecureAggregation(operator, 3).statistics(Weights.of(model), Batch(*batch))
     whole, expected = operator.with_statistics(Weights.of(model), Batch(*batch))
     for name, value in whole.items():
         torch.testing.assert_close(update[name], value, rtol=0, atol=1e-6)
     for name, layer in expected.items():
+        assert torch.equal(alone[name].var, statistics[name].var)
         torch.testing.assert_close(statistics[name].var, layer.var, rtol=1e-4, atol=1e-6)
 
 

@@ -81,8 +81,11 @@ def test_statistics_are_those_of_the_layer_inputs() -> None:
             module.register_forward_pre_hook(lambda _, args, name=name: seen.update({name: args[0].detach()}))
     model(images)
     _, statistics = GradientOperator(model).with_statistics(Weights.of(model), Batch(images, labels))
-    assert set(statistics) == set(seen)
+    alone = GradientOperator(model).statistics(Weights.of(model), Batch(images, labels))
+    assert set(statistics) == set(alone) == set(seen)
     for name, layer in statistics.items():
+        assert torch.equal(alone[name].mean, layer.mean)
+        assert torch.equal(alone[name].var, layer.var)
         torch.testing.assert_close(layer.mean, seen[name].mean((0, 2, 3)), rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(layer.var, seen[name].var((0, 2, 3), correction=0), rtol=1e-4, atol=1e-5)
 

@@ -92,8 +92,10 @@ class GradientMatching(FurtherStarts):
                 "give both the same share, or another schedule"
             )
         self.labels, self.features = labels or HeadCounts(), features
-        if features is None and not self.objective.matches:
-            raise ConfigError("FeaturesOnly needs features to match: give `features`, or another objective")
+        if features is None and not self.objective.matches and self.network_prior is None:
+            raise ConfigError(
+                "FeaturesOnly needs something else to match: give `features` or a BatchNormPrior, or another objective"
+            )
         if isinstance(features, FeatureMatching) and len(features.weights) > restarts:
             raise ConfigError(
                 f"each of the {len(features.weights)} weights of the features needs a restart; got "

@@ -126,6 +126,10 @@ class Matching:
         if self.prior is None:
             matching = self.objective(self._update(batch, target.update, form), target)
             return matching, (matching, torch.zeros_like(matching))
+        if not self.objective.matches:
+            statistics = seen.operator.statistics(seen.weights, batch)
+            penalty = self.prior.weight * self.prior(statistics, known) + 0 * labels.sum()
+            return penalty, (torch.zeros_like(penalty), penalty)
         update, statistics = seen.operator.with_statistics(seen.weights, batch, form)
         if seen.defense is not None:  # it may need per-example gradients, statistics need the whole batch
             update = self._update(batch, target.update, form)

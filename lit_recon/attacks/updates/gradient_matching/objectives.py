@@ -60,7 +60,7 @@ class GlobalCosine(Objective):
 
 
 class FeaturesOnly(Objective):
-    """Ignores the update: only recovered features and priors are optimized, and restarts compared by them.
+    """Ignores the update: only recovered features, known BatchNorm statistics and priors are optimized.
 
     Source: the `direct` inversion of [Kariyappa2023].
     """

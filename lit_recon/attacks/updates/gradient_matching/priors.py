@@ -13,6 +13,9 @@ from torch import Tensor
 from lit_recon.errors import ConfigError, ThreatModelError
 from lit_recon.records import BatchStatistics, LayerStatistics, Normalization, Observation, Reconstruction
 
+#: Least variance that others are relative to, as a share of the mean over the layer's channels.
+_SMALL = 1e-3
+
 
 class Prior(ABC):
     """A penalty on candidate images; `weight` multiplies it."""
@@ -93,14 +96,16 @@ class BatchNormPrior:
     Args:
         weight: multiplies the penalty.
         first_layer: factor of the BatchNorm layer closest to the image.
+        relative: the mean squares of the differences instead, of means relative to the known standard deviation, of
+            variances to twice the known variance: as smooth at the true images as quasi-Newton steps need.
 
     Source: [Yin2021]; exact statistics as in [Jeon2021] and [Liu2025].
     """
 
-    def __init__(self, weight: float, first_layer: float = 1.0) -> None:
+    def __init__(self, weight: float, first_layer: float = 1.0, relative: bool = False) -> None:
         if weight < 0 or first_layer < 0:
             raise ConfigError(f"BatchNormPrior needs weights of at least 0; got {weight:g} and {first_layer:g}")
-        self.weight, self.first_layer = weight, first_layer
+        self.weight, self.first_layer, self.relative = weight, first_layer, relative
 
     def targets(self, observation: Observation) -> BatchStatistics:
         """The known statistics, or a `ThreatModelError` if there are none or the model has no BatchNorm."""
@@ -121,10 +126,20 @@ class BatchNormPrior:
 
     def __call__(self, statistics: BatchStatistics, targets: BatchStatistics) -> Tensor:
         """Unweighted penalty of one problem, a scalar."""
-        pairs = [(statistics[name], known) for name, known in targets.items()]
-        terms = [_norm(ours.mean - known.mean) + _norm(ours.var - known.var) for ours, known in pairs]
+        distance = _relative if self.relative else _absolute
+        terms = [distance(statistics[name], known) for name, known in targets.items()]
         terms[0] = terms[0] * self.first_layer
         return torch.stack(terms).sum()
+
+
+def _absolute(ours: LayerStatistics, known: LayerStatistics) -> Tensor:
+    return _norm(ours.mean - known.mean) + _norm(ours.var - known.var)
+
+
+def _relative(ours: LayerStatistics, known: LayerStatistics) -> Tensor:
+    # channels that are zero everywhere have no variance
+    scale = known.var + _SMALL * known.var.mean() + torch.finfo(known.var.dtype).tiny
+    return ((ours.mean - known.mean).square() / scale).mean() + ((ours.var - known.var) / scale).square().mean() / 4
 
 
 def _norm(values: Tensor) -> Tensor:

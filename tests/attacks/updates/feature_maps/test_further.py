@@ -313,17 +313,6 @@ def test_certified_images_are_not_sought_again(seen: Observation, truth: Tensor)
     assert [one.within.places.tolist() for one in following.state.problems if one.within] == [[1]]
 
 
-def test_starts_go_on_while_they_certify_more_images(seen: Observation, truth: Tensor) -> None:
-    attack = smoothly(PatchMatching(["trunk.layers.3"], further=1, approach=0))
-    first, labels = attack.begin([seen]), torch.zeros(2, dtype=torch.int64)
-    found = [Reconstruction(truth, labels, 1.0, certified=torch.tensor([True, False]))]
-    # start 2 follows where start 1 certified the first image, and ends where it was certified before
-    assert attack._further(first, 2, found, (0, 0)) is not None
-    assert attack._further(first, 2, found, (1, 0)) is None
-    assert attack._further(first, 2, found, (1, 1)) is not None
-    assert attack._further(first, 3, found, (1, 1)) is None
-
-
 def test_without_further_starts_a_batch_is_sought_together_to_the_end(seen: Observation) -> None:
     ends = []
     for further in (0, 1):

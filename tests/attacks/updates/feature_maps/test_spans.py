@@ -13,6 +13,7 @@ from lit_recon.attacks.updates.feature_maps.spans import for_some, misplaced_ima
 from lit_recon.defenses import GradientDropout
 from lit_recon.records import Observation, Reconstruction
 from tests.attacks.updates.feature_maps.patch_victims import attack, victim
+from tests.attacks.updates.feature_maps.test_further import smoothly
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +131,17 @@ def test_starts_that_certify_fewer_images_are_left_and_others_taken(penalty: Pat
     assert torch.equal(penalty.closer(near, one, "again").images, wrong)
     assert torch.equal(penalty.closer(one, near, "again").images, wrong)
     assert torch.equal(penalty.closer(near, none, "again").images, wrong)
+
+
+def test_starts_go_on_while_they_certify_more_images(seen: Observation, truth: Tensor) -> None:
+    attack = smoothly(PatchMatching(["trunk.layers.3"], further=1, approach=0))
+    first, labels = attack.begin([seen]), torch.zeros(2, dtype=torch.int64)
+    found = [Reconstruction(truth, labels, 1.0, certified=torch.tensor([True, False]))]
+    # start 2 follows where start 1 certified the first image, and ends where it was certified before
+    assert attack._further(first, 2, found, (0, 0)) is not None
+    assert attack._further(first, 2, found, (1, 0)) is None
+    assert attack._further(first, 2, found, (1, 1)) is not None
+    assert attack._further(first, 3, found, (1, 1)) is None
 
 
 def test_a_batch_behind_dropping_is_found_image_by_image(truth: Tensor) -> None:

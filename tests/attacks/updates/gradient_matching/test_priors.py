@@ -86,6 +86,13 @@ def test_batch_norm_prior_against_its_formula() -> None:
         }
         for _ in range(2)
     )
+    relative = 0.0
+    for n, factor in (("a", 10.0), ("b", 1.0)):
+        floor = known[n].var + 1e-3 * known[n].var.mean()
+        off = (ours[n].mean - known[n].mean) ** 2 / floor, ((ours[n].var - known[n].var) / (2 * floor)) ** 2
+        relative += factor * float(sum(off).mean())
+    assert float(BatchNormPrior(0.3, first_layer=10, relative=True)(ours, known)) == pytest.approx(relative, rel=1e-6)
+    assert float(BatchNormPrior(0.3, relative=True)(known, known)) == 0
     expected = sum(
         factor * ((ours[n].mean - known[n].mean).norm() + (ours[n].var - known[n].var).norm())
         for n, factor in (("a", 10.0), ("b", 1.0))

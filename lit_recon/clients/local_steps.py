@@ -152,9 +152,8 @@ class LocalSteps:
     def with_statistics(
         self, weights: Weights, batch: Batch, differentiable: Differentiable = "no"
     ) -> tuple[Update, BatchStatistics]:
-        """The update, and the statistics of all images at the initial weights; costs one more gradient."""
-        _, statistics = self._gradient.with_statistics(weights, batch, differentiable)
-        return self(weights, batch, differentiable), statistics
+        """The update, and the statistics of all images at the initial weights; costs one more forward pass."""
+        return self(weights, batch, differentiable), self.statistics(weights, batch)
 
     def statistics(self, weights: Weights, batch: Batch) -> BatchStatistics:
         return self._gradient.statistics(weights, batch)

@@ -153,8 +153,8 @@ def test_variants_of_an_attack_stand_below_each_other() -> None:
     assert lines(updates.tuning(run("liu2025_tuning", metrics={}, tables={"evaluation": cells}))) == [
         ["", "RMSE", "SSIM", "seconds"],
         ["liu2025 as it is", "0.120", "0.500", "900"],
-        ["BatchNorm statistics 0.1 instead of 0.001", "0.060", "0.800", "800"],
-        ["the same, features 1 instead of 0.2", "–", "–", "–"],
+        ["weight 0.1 of BatchNorm statistics instead of 0.001", "0.060", "0.800", "800"],
+        ["the same, weight 1 of features instead of 0.2", "–", "–", "–"],
         ["nearest public image", "0.170", "", ""],
         ["mean image", "0.220", "", ""],
     ]

@@ -116,6 +116,18 @@ def likely_contrast(observation: Observation, images: Tensor) -> Tensor:
     return images
 
 
+def other_contrasts(observation: Observation, images: Tensor, reach: float, each: bool = False) -> list[Tensor]:
+    """Images with another brightness or contrast, in a channel or all, by an RMSE of `reach` of each or in the mean."""
+    (mean, _), flat = observation.normalization.tensors(images), images - images.mean((2, 3), keepdim=True)
+    channels = torch.eye(images.shape[1]).to(images)[:, None, :, None, None]
+    directions = (*(channels * torch.ones_like(images)), *(channels * flat), images - mean)
+    over = (1, 2, 3) if each else (0, 1, 2, 3)
+    entries = images[0].numel() if each else images.numel()
+    norms = [one.square().sum(over, keepdim=True).sqrt().clamp_min(1e-12) for one in directions]
+    steps = [reach * entries**0.5 * one / norm for one, norm in zip(directions, norms, strict=True)]
+    return [images + sign * step for step in steps for sign in (1, -1)]
+
+
 def contrast_reach(
     maps_of: Callable[[Tensor], Tensor], images: Tensor, misfit: Tensor, together: bool, span: Tensor | None = None
 ) -> Tensor:
@@ -268,15 +280,3 @@ class _UpTo(nn.Module):
         self._inputs[name] = given[0]
         if len(self._inputs) == len(self._layers):
             raise _ReachedError
-
-
-def other_contrasts(observation: Observation, images: Tensor, reach: float, each: bool = False) -> list[Tensor]:
-    """Images with another brightness or contrast, in a channel or all, by an RMSE of `reach` of each or in the mean."""
-    (mean, _), flat = observation.normalization.tensors(images), images - images.mean((2, 3), keepdim=True)
-    channels = torch.eye(images.shape[1]).to(images)[:, None, :, None, None]
-    directions = (*(channels * torch.ones_like(images)), *(channels * flat), images - mean)
-    over = (1, 2, 3) if each else (0, 1, 2, 3)
-    entries = images[0].numel() if each else images.numel()
-    norms = [one.square().sum(over, keepdim=True).sqrt().clamp_min(1e-12) for one in directions]
-    steps = [reach * entries**0.5 * one / norm for one, norm in zip(directions, norms, strict=True)]
-    return [images + sign * step for step in steps for sign in (1, -1)]

@@ -227,8 +227,10 @@ class PatchPenalty(Penalty):
 
     def goes_on(self, found: Reconstruction, number: int) -> bool:
         """Batches, whose random images would end in mixtures; nearly found images, and once only if of one step."""
-        if self.noise is not None or self.observation.n_examples > 1:
-            return self.noise is None  # what leaves more than noise is a local minimum
+        if self.noise is not None:
+            return False  # what leaves more than noise is a local minimum
+        if self.observation.n_examples > 1:
+            return True
         if self.on_a_line:
             return self._near(found)
         return (number == 1 or self.local_steps) and self.measure.left(found.images) <= _STUCK
@@ -286,7 +288,7 @@ class PatchPenalty(Penalty):
         return self.judged.left(found.images) <= _NEAR
 
     def closer(self, before: Reconstruction, after: Reconstruction, what: str) -> Reconstruction:
-        """The reconstruction of the two whose patches leave less of the gradients, or with as many certified images."""
+        """The one that leaves less of the gradients; where images are sought alone, `after` if it certifies as many."""
         old, new = self.measure.left(before.images), self.measure.left(after.images)
         of = "gradients" if self.measure is self.judged else "patches outside the span"
         how = f"{what}: patches leave {new:.1g} of the {of}, those found before {old:.1g}"
@@ -318,7 +320,7 @@ class PatchPenalty(Penalty):
             scale = self.tails.scale_around(images)
             return None, False, (f"around the images found the noise is {scale:.3g} once outliers are pulled in",)
         judged = self.explained_by(images, labels)
-        left = judged.left(images)
+        left, none = judged.left(images), torch.zeros(len(images), dtype=torch.bool, device=images.device)
         if self.noise is not None:
             excess = (left * judged.squares / self.noise.std**2 - self.freedom) / (2 * self.freedom) ** 0.5
             stuck = "is more than noise: the search ended too early or in a local minimum"
@@ -326,12 +328,10 @@ class PatchPenalty(Penalty):
             note = f"misfit of the images' patches {does}: {excess:.2g} standard deviations above its mean"
             # known noise: single images that explain less begin anew; batches ended no nearer when they did
             again = self.given and excess > _EXPLAINED and len(images) == 1
-            uncertified = images.new_zeros(1, dtype=torch.bool) if again else None
-            return uncertified, False, (note, *self._beyond_patches(images, labels))
+            return none if again else None, False, (note, *self._beyond_patches(images, labels))
         distance = update_distance(self.observation, images, labels, observed_only=self.partial)
         most = _LEFT_BY_STEPS if self.local_steps else _LEFT
         how = f"patches leave {left:.1g} of the gradients, 1 - cos of the updates {distance:.1g}"
-        none = torch.zeros(len(images), dtype=torch.bool, device=images.device)
         explained = distance <= EXPLAINED and left <= most
         if any(isinstance(rows.layer, TokenLayer) for rows in judged.rows):
             return none, False, (f"not certified: {how}, and norms of tokens hide contrast and brightness",)
@@ -379,8 +379,8 @@ class PatchPenalty(Penalty):
         if not explained:
             repeated = certified & misplaced_images(self.searched, images, False, _STUCK)
             certified &= ~repeated
-            numbers = repeated.nonzero().flatten().tolist()
-            notes += [f"image {i + 1}: not certified: another image is the same" for i in numbers]
+            same = "not certified: another image is the same"
+            notes += [f"image {i + 1}: {same}" for i in repeated.nonzero().flatten().tolist()]
         return certified, bool(certified.all()), (how, *notes)
 
     def _moved(self, judged: MatchedRows[ObservedRows], images: Tensor, numbers: list[int]) -> float:

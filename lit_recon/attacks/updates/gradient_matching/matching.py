@@ -126,15 +126,15 @@ class Matching:
         if self.prior is None:
             matching = self.objective(self._update(batch, target.update, form), target)
             return matching, (matching, torch.zeros_like(matching))
-        if not self.objective.matches:
+        update: Update = {}
+        if seen.defense is None and self.objective.matches:
+            update, statistics = seen.operator.with_statistics(seen.weights, batch, form)
+        else:
             statistics = seen.operator.statistics(seen.weights, batch)
-            penalty = self.prior.weight * self.prior(statistics, known) + 0 * labels.sum()
-            return penalty, (torch.zeros_like(penalty), penalty)
-        update, statistics = seen.operator.with_statistics(seen.weights, batch, form)
-        if seen.defense is not None:  # it may need per-example gradients, statistics need the whole batch
-            update = self._update(batch, target.update, form)
+            if self.objective.matches:  # a defense may need per-example gradients, statistics need the whole batch
+                update = self._update(batch, target.update, form)
         matching = self.objective(update, target)
-        penalty = self.prior.weight * self.prior(statistics, known)
+        penalty = self.prior.weight * self.prior(statistics, known) + 0 * labels.sum()
         return matching + penalty, (matching, penalty)
 
     def _update(self, candidate: Batch, observed: Update, form: Differentiable) -> Update:

@@ -40,7 +40,7 @@ def test_images_behind_noise_that_depends_on_them(
             monkeypatch.setattr(HeavyTails, "of", lambda *given: None)
         result = attack(20)(victim(images[1:], OptimalGradientNoise(std)))
         assert ("heavy tails" in " ".join(result.notes)) == heavy
-        assert result.certified is None or not (heavy or result.certified.any())
+        assert result.certified is None
         errors.append(error(result, images[1:]))
     assert errors[0] < most * errors[1], errors
 

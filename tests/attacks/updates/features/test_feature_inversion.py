@@ -109,7 +109,7 @@ def test_labels_that_are_optimised_stay_where_they_are_without_matching(seen: Ob
 
 
 def test_nothing_to_match_is_refused() -> None:
-    with pytest.raises(ConfigError, match="FeaturesOnly needs features"):
+    with pytest.raises(ConfigError, match="FeaturesOnly needs something else to match"):
         GradientMatching(FeaturesOnly())
 
 

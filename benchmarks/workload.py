@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_recon.attacks.base import Execution
-from lit_recon.attacks.updates import GradientMatching, KnownLabels, MatchingState, TotalVariation
+from lit_recon.attacks.updates import GradientMatching, KnownLabels, MatchingState, Parametrization, TotalVariation
 from lit_recon.attacks.updates.gradient_matching.matching import Compilation
 from lit_recon.clients import BatchNormMode, Client
 from lit_recon.data import ImageSet
@@ -85,11 +85,15 @@ class Workload:
         nn.functional.cross_entropy(self.model(self.images), self.labels).backward()
 
     def attack(
-        self, execution: Execution = "loop", compilation: Compilation = "none"
+        self,
+        execution: Execution = "loop",
+        compilation: Compilation = "none",
+        parametrization: Parametrization | None = None,
     ) -> tuple[GradientMatching, MatchingState]:
-        """A started attack on all clients: cosine, total variation, sign-Adam, labels known."""
+        """A started attack on all clients: cosine, total variation, sign-Adam, labels known; by default in pixels."""
         attack = GradientMatching(
             priors=[TotalVariation(0.1)],
+            parametrization=parametrization,
             labels=KnownLabels(),
             steps=STEPS,
             execution=execution,

@@ -1,4 +1,4 @@
-"""Does the GPU compute what the CPU computes? Updates, derivatives of the attack's loss, and reconstructions."""
+"""Does the GPU compute what the CPU computes? Updates, derivatives, images of a U-Net, and reconstructions."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ import lit_recon._torchvision
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.capture import CapturedMatching
 from benchmarks.gpu.device import tensor_float
 from benchmarks.gpu.plan import Plan, attempt
 from benchmarks.record import Row
 from lit_recon.attacks.base import Execution
-from lit_recon.attacks.updates import GradientMatching, KnownLabels, MatchingState, TotalVariation
+from lit_recon.attacks.updates import DeepImagePrior, GradientMatching, KnownLabels, MatchingState, TotalVariation
 from lit_recon.clients import BatchNormMode, Client
 from lit_recon.data.sources import Digits
 from lit_recon.metrics.fidelity import rmse
@@ -29,7 +28,7 @@ from lit_recon.records import Knowledge, Normalization
 #: is several times farther. Networks with ReLU are not smooth: now and then a rounding error makes a derivative jump.
 FACTOR, FLOOR = 10.0, 1e-4
 
-Form = Literal["loop", "vmap", "captured"]
+Form = Literal["loop", "vmap", "recorded loop", "recorded vmap"]
 
 
 @dataclass(frozen=True)
@@ -58,9 +57,13 @@ class Subject:
         client = Client(copy.deepcopy(self.model).to(device, dtype), self.batch_norm)
         labels = self.labels.to(device)
         seen = [client.observe(images.to(device, dtype), labels, Knowledge(labels=True)) for images in self.images]
-        execution: Execution = "vmap" if form == "vmap" else "loop"
+        execution: Execution = "vmap" if form.endswith("vmap") else "loop"
         attack = GradientMatching(
-            priors=[TotalVariation(0.01)], labels=KnownLabels(), steps=self.steps, execution=execution
+            priors=[TotalVariation(0.01)],
+            labels=KnownLabels(),
+            steps=self.steps,
+            execution=execution,
+            compilation="auto" if form.startswith("recorded") else "none",
         )
         return attack, attack.init(seen)
 
@@ -86,7 +89,9 @@ def subjects(plan: Plan) -> list[Subject]:
 
 def agreement(plan: Plan) -> Iterator[Row]:
     """Distances from float64 on the CPU, and from the CPU's reconstructions."""
-    forms: tuple[Form, ...] = ("loop", "vmap", "captured") if plan.on_gpu else ("loop", "vmap")
+    forms: tuple[Form, ...] = ("loop", "vmap")
+    if plan.on_gpu:
+        forms = (*forms, "recorded loop", "recorded vmap")
     for subject in subjects(plan):
         exact = computed(subject, "cpu", torch.float64, "loop")
         cpu = distances(computed(subject, "cpu", torch.float32, "loop"), exact)
@@ -99,13 +104,32 @@ def agreement(plan: Plan) -> Iterator[Row]:
                 found = distances(computed(subject, plan.device, torch.float32, "loop"), exact)
             yield {**about, "form": "loop", "arithmetic": "tf32", "from_float64": found}
         yield attempt(plan, {**about, "steps": subject.steps}, 10, partial(reconstructions, subject, plan.device))
+    yield from prior_agreement(plan)
+
+
+def prior_agreement(plan: Plan) -> Iterator[Row]:
+    """The same of the deep image prior's images and derivative."""
+    about: Row = {"subject": "deep image prior"}
+    seen = subjects(plan)[1]
+    exact = drawn(seen, "cpu", torch.float64, records=False)
+    cpu = distances(drawn(seen, "cpu", torch.float32, records=False), exact)
+    yield {**about, "device": "cpu", "from_float64": cpu}
+    for records in (False, True) if plan.on_gpu else (False,):
+        form = {"device": plan.device, "form": "recorded" if records else "loop"}
+        run = partial(drawn, seen, plan.device, torch.float32, records)
+        yield attempt(plan, {**about, **form}, 5, lambda run=run: judged(run(), exact, cpu))
 
 
 def compared(subject: Subject, device: str, form: Form, exact: dict[str, Tensor], cpu: dict[str, float]) -> Row:
     """Distances of a device's float32 from float64, judged by those of the CPU's float32."""
-    found = distances(computed(subject, device, torch.float32, form), exact)
-    agrees = all(value <= max(FACTOR * cpu[name], FLOOR) for name, value in found.items())
-    return {"from_float64": found, "agrees": agrees}
+    return judged(computed(subject, device, torch.float32, form), exact, cpu)
+
+
+def judged(found: dict[str, Tensor], exact: dict[str, Tensor], cpu: dict[str, float]) -> Row:
+    """Distances from float64, and whether they are as small as float32 on a CPU lets expect."""
+    apart = distances(found, exact)
+    agrees = all(value <= max(FACTOR * cpu[name], FLOOR) for name, value in apart.items())
+    return {"from_float64": apart, "agrees": agrees}
 
 
 def computed(subject: Subject, device: str, dtype: torch.dtype, form: Form) -> dict[str, Tensor]:
@@ -114,14 +138,28 @@ def computed(subject: Subject, device: str, dtype: torch.dtype, form: Form) -> d
     candidates = subject.candidates.to(device, dtype)
     labels = torch.stack([problem.labels for problem in state.problems])
     which = range(len(candidates))
-    matching = state.matching
-    if form == "captured":
-        # recorded with other images than it is asked about
-        evaluation = CapturedMatching(matching, torch.rand_like(candidates), labels, which)(candidates, labels, which)
-    else:
-        evaluation = matching(candidates, labels, which)
+    if form.startswith("recorded"):  # with other images than it is asked about
+        state.matching(torch.rand_like(candidates), labels, which)
+    evaluation = state.matching(candidates, labels, which)
+    if state.matching.remarks:
+        raise RuntimeError(state.matching.remarks[0])
     update = torch.cat([value.flatten() for value in state.problems[0].restart.observation.update.values()])
     parts = {"update": update, "matching": evaluation.matching, "derivative": evaluation.images}
+    return {name: value.detach().double().cpu() for name, value in parts.items()}
+
+
+def drawn(subject: Subject, device: str, dtype: torch.dtype, records: bool) -> dict[str, Tensor]:
+    """Images of a U-Net for the first client, and the derivative of their sum along a direction in all weights."""
+    _, state = subject.start(device, dtype, "loop")
+    restart, prior = state.problems[0].restart, DeepImagePrior()
+    prior.records = records
+    variables = {name: value.to(dtype) for name, value in prior.start(restart).items()}
+    along = subject.candidates[0].to(device, dtype) - 0.5
+    for scale in (0.9, 1.0):  # recorded with other weights than it is asked about
+        leaves = {name: (scale * value).requires_grad_() for name, value in variables.items()}
+        images = prior.images(leaves, restart)
+        gradients = torch.autograd.grad(images, list(leaves.values()), along)
+    parts = {"images": images, "derivative": torch.cat([value.flatten() for value in gradients])}
     return {name: value.detach().double().cpu() for name, value in parts.items()}
 
 
@@ -134,7 +172,7 @@ def reconstructions(subject: Subject, device: str) -> Row:
     """The same attack on CPU and device from the same start: how far the images part, and how good each is."""
     images, error, loss = {}, {}, {}
     for place in dict.fromkeys(("cpu", device)):
-        attack, state = subject.start(place, torch.float32, "loop")
+        attack, state = subject.start(place, torch.float32, "recorded loop")  # on a CPU nothing is recorded
         while state.step < attack.steps:
             attack.advance(state)
         results = attack.result(state)

@@ -12,13 +12,12 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.agreement import distances
-from benchmarks.gpu.capture import CapturedMatching
 from benchmarks.gpu.device import clock, forget_peak, peak_memory, tensor_float
-from benchmarks.gpu.plan import Plan, attempt, reason
+from benchmarks.gpu.plan import Plan, attempt
 from benchmarks.record import Row, alternate, ratios, spread
 from benchmarks.workload import Workload
 from lit_recon.attacks.base import Execution
-from lit_recon.attacks.updates import MatchingState
+from lit_recon.attacks.updates import DeepImagePrior, MatchingState
 from lit_recon.attacks.updates.gradient_matching.matching import Compilation, MatchingTerms
 from lit_recon.clients import BatchNormMode
 
@@ -29,7 +28,7 @@ Variants = dict[str, Callable[[], Any]]
 
 
 def throughput(plan: Plan) -> Iterator[Row]:
-    """Seconds per iteration and ratio to one forward and backward pass, by batch size.
+    """Seconds per iteration and ratio to one forward and backward pass, by batch size; pixels and a deep image prior.
 
     The compiled forms come last, the mode with CUDA graphs first: each takes a minute or more to begin.
     """
@@ -38,6 +37,9 @@ def throughput(plan: Plan) -> Iterator[Row]:
         for batch in plan.sizes.batches:
             about = {"batch": batch, "batch_norm": mode}
             yield attempt(plan, about, EAGER_SECONDS, partial(eager, plan, batch, mode))
+    for batch in plan.sizes.batches:
+        about = {"batch": batch, "batch_norm": "eval", "parametrization": "deep image prior"}
+        yield attempt(plan, about, EAGER_SECONDS, partial(prior, plan, batch))
     if not plan.on_gpu:
         yield {"compilation": "default, reduce-overhead", "skipped": "a rehearsal on the CPU compiles nothing"}
         return
@@ -64,17 +66,26 @@ def eager(plan: Plan, batch: int, mode: BatchNormMode) -> Row:
         "eager": partial(attack.step, state),
         "eager_derivative": partial(state.matching, images, labels, [0]),
     }
-    notes: Row = {}
     if plan.on_gpu:
         variants["eager_tf32"] = _with_tensor_float(partial(attack.step, state))
-        try:
-            captured = _captured(workload, "loop")
-        except RuntimeError as error:
-            notes["capture_failed"] = reason(error)
-        else:
-            variants["captured"] = partial(attack.step, captured)
-            variants["captured_derivative"] = partial(captured.matching, images, labels, [0])
-    return {**_timed(plan, variants), **notes}
+        recording, recorded = workload.attack(compilation="auto")
+        variants["recorded"] = partial(recording.step, recorded)
+        variants["recorded_derivative"] = partial(recorded.matching, images, labels, [0])
+        return _recorded(_timed(plan, variants), recorded)
+    return _timed(plan, variants)
+
+
+def prior(plan: Plan, batch: int) -> Row:
+    """One victim whose images are those of a U-Net: whole iterations."""
+    forget_peak(plan.device)
+    workload = Workload.build(batch, width=plan.sizes.width, device=plan.device)
+    attack, state = workload.attack(parametrization=DeepImagePrior())
+    variants: Variants = {"forward_backward": workload.forward_backward, "eager": partial(attack.step, state)}
+    if not plan.on_gpu:
+        return _timed(plan, variants)
+    recording, recorded = workload.attack(compilation="auto", parametrization=DeepImagePrior())
+    variants["recorded"] = partial(recording.step, recorded)
+    return _recorded(_timed(plan, variants), recorded)
 
 
 def compiled(plan: Plan, batch: int, compilation: Compilation) -> Iterator[Row]:
@@ -115,19 +126,15 @@ def several(plan: Plan, victims: int) -> Row:
     workload = Workload.build(1, victims=victims, width=plan.sizes.width, device=plan.device)
     executions: tuple[Execution, ...] = ("loop", "vmap")
     variants: Variants = {"forward_backward": workload.forward_backward}
-    notes: Row = {}
+    states = []
     for execution in executions:
         attack, state = workload.attack(execution)
         variants[execution] = partial(attack.step, state)
-        if not plan.on_gpu:
-            continue
-        try:
-            recorded = _captured(workload, execution)
-        except RuntimeError as error:
-            notes[f"capture_{execution}_failed"] = reason(error)
-        else:
-            variants[f"captured_{execution}"] = partial(attack.step, recorded)
-    row = {**_timed(plan, variants), **notes}
+        if plan.on_gpu:
+            recording, recorded = workload.attack(execution, "auto")
+            variants[f"recorded_{execution}"] = partial(recording.step, recorded)
+            states.append(recorded)
+    row = _recorded(_timed(plan, variants), *states)
     medians = {name: row["seconds"][name]["median"] for name in variants if name != "forward_backward"}
     row["iterations_per_second"] = {name: round(1 / median, 2) for name, median in medians.items()}
     row["victim_iterations_per_second"] = {name: round(victims / median, 2) for name, median in medians.items()}
@@ -153,12 +160,10 @@ def _candidates(state: MatchingState) -> tuple[Tensor, Tensor]:
     return torch.rand(len(state.problems), *shape, device=labels.device), labels
 
 
-def _captured(workload: Workload, execution: Execution) -> MatchingState:
-    """A started attack whose data term is a recorded graph."""
-    _, state = workload.attack(execution)
-    images, labels = _candidates(state)
-    state.matching = CapturedMatching(state.matching, images, labels, range(len(images)))  # type: ignore[assignment]  # stands in for it
-    return state
+def _recorded(row: Row, *states: MatchingState) -> Row:
+    """The row, and what could not be recorded."""
+    refused = [remark for state in states for remark in state.matching.remarks]
+    return {**row, "not_recorded": refused} if refused else row
 
 
 def _with_tensor_float(run: Callable[[], None]) -> Callable[[], None]:

@@ -50,7 +50,9 @@ class GradientMatching(FurtherStarts):
         keep: return the `last` iterate of a restart, or the `best` by total loss.
         execution: problems one after the other (`loop`), together (`vmap`), or whichever is measured to be faster
             (`auto`). The two differ by rounding: fix one for bitwise repeatable runs.
-        compilation: `torch.compile` mode of the derivative; takes minutes before the first iteration on a CPU.
+        compilation: on a GPU, `auto` records the kernels of an iteration once and launches them together, where that is
+            possible. `none` never does. `default` and `reduce-overhead` are `torch.compile` modes of the derivative;
+            they take minutes before the first iteration.
         seed: of the first restart; restart i uses `seed + i`.
         log_every: iterations between two points of the loss curve; default: 200 points a run.
 
@@ -69,7 +71,7 @@ class GradientMatching(FurtherStarts):
         restarts: int = 1,
         keep: Literal["last", "best"] = "last",
         execution: Execution = "auto",
-        compilation: Compilation = "none",
+        compilation: Compilation = "auto",
         seed: int = 0,
         log_every: int | None = None,
     ) -> None:
@@ -109,6 +111,7 @@ class GradientMatching(FurtherStarts):
         self.steps, self.restarts, self.keep, self.seed = steps, restarts, keep, seed
         self.execution: Execution = "loop" if self.solver.line_search else execution
         self.compilation: Compilation = compilation
+        self.parametrization.records = compilation == "auto"
         self.log_every = log_every or max(1, steps // 200)
         if any(isinstance(prior, GroupConsistency) for prior in self.priors):
             if restarts < 2:
@@ -255,8 +258,8 @@ class GradientMatching(FurtherStarts):
         for which in [[i] for i in waiting] if self.solver.line_search else [waiting]:
             self._evaluate(state, which, final=True)
         results: list[Reconstruction] = []
-        for own, remarks in zip(state.of_victims, state.notes, strict=True):
-            found = Found.by(own)
+        for own, noted in zip(state.of_victims, state.notes, strict=True):
+            found, remarks = Found.by(own), (*noted, *state.matching.remarks)
             if found is None:
                 raise ConfigError(
                     "the loss was never finite: lower the solver's learning rate or the weights of the priors"

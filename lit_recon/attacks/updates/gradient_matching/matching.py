@@ -22,7 +22,7 @@ from lit_recon.clients.aggregate import one_client
 from lit_recon.defenses import simulated_gradient
 from lit_recon.records import Batch, BatchStatistics, Differentiable, Observation, Update, Weights
 
-Compilation = Literal["none", "default", "reduce-overhead"]
+Compilation = Literal["auto", "none", "default", "reduce-overhead"]
 
 #: (images, labels, target, known statistics) -> matching loss, penalty, gradients in images and, if soft, in labels.
 Derivative = Callable[..., tuple[Tensor, Tensor, tuple[Tensor, ...]]]
@@ -42,7 +42,7 @@ class Matching:
 
     Observations are one per problem, from one client object, so that model and operator are shared. `soft_labels` are
     logits `(p, n, k)` to be optimized, not classes `(p, n)`. `compilation` is a `torch.compile` mode of the derivative;
-    `reduce-overhead` uses CUDA graphs on a GPU.
+    `reduce-overhead` uses CUDA graphs on a GPU. `auto` records them there without a compiler, see `Recorded`.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Matching:
         prior: BatchNormPrior | None,
         soft_labels: bool = False,
         execution: Execution = "auto",
-        compilation: Compilation = "none",
+        compilation: Compilation = "auto",
     ) -> None:
         self.observations, self.prior, self.soft = list(observations), prior, soft_labels
         self.objective = objective.for_victims(observations[0])
@@ -61,12 +61,14 @@ class Matching:
         self._targets = [by_update[id(seen.update)] for seen in observations]
         self._statistics: list[BatchStatistics] = [prior.targets(seen) if prior else {} for seen in observations]
         self.compilation: Compilation = compilation
-        self._cache: dict[str, Derivative] = {}
+        self._cache: dict[tuple[Any, ...], Derivative] = {}
 
     def __call__(self, images: Tensor, labels: Tensor, which: Sequence[int]) -> MatchingTerms:
         """Evaluate the problems `which` at images `(len(which), n, c, h, w)` and labels."""
         if self.execution == "auto":
             self.execution = self._faster(images, labels, which)
+            # recordings of the other form would hold their memory
+            self._cache = {form: one for form, one in self._cache.items() if form[0] == self.execution}
         return self._together(images, labels, which) if self.execution == "vmap" else self._loop(images, labels, which)
 
     def _faster(self, images: Tensor, labels: Tensor, which: Sequence[int]) -> Way:
@@ -83,7 +85,7 @@ class Matching:
         return "vmap" if seconds(self._together) < seconds(self._loop) else "loop"
 
     def _loop(self, images: Tensor, labels: Tensor, which: Sequence[int]) -> MatchingTerms:
-        derivative = self._compiled("loop", self._functional_derivative) or self._eager_derivative
+        derivative = self._prepared(("loop",), self._functional_derivative, self._eager_derivative)
         parts = []
         for image, label, i in zip(images, labels, which, strict=True):
             if self.compilation == "reduce-overhead":
@@ -98,23 +100,33 @@ class Matching:
         targets, target_axis = _stacked([self._targets[i] for i in which])
         known, known_axis = _stacked([self._statistics[i] for i in which])
         mapped = torch.func.vmap(self._functional_derivative, in_dims=(0, 0, target_axis, known_axis))
-        return self._terms(*(self._compiled("vmap", mapped) or mapped)(images, labels, targets, known))
+        derivative = self._prepared(("vmap", target_axis, known_axis), mapped, mapped)
+        return self._terms(*derivative(images, labels, targets, known))
 
     def _terms(self, matching: Tensor, penalty: Tensor, gradients: tuple[Tensor, ...]) -> MatchingTerms:
         return MatchingTerms(matching, penalty, gradients[0], gradients[1] if self.soft else None)
 
-    def _compiled(self, form: str, derivative: Derivative) -> Derivative | None:
-        """The compiled derivative, made on first use; None without compilation."""
-        if self.compilation == "none":
-            return None
+    def _prepared(self, form: tuple[Any, ...], functional: Derivative, plain: Derivative) -> Derivative:
+        """The plain derivative, on a GPU recorded, or the functional one compiled; prepared on first use."""
+        on_gpu = next(iter(self._targets[0].update.values())).is_cuda
+        if self.compilation == "none" or (self.compilation == "auto" and not on_gpu):
+            return plain
         if form not in self._cache:
-            mode = None if self.compilation == "default" else self.compilation
-            # Channels-last weight gradients make the inner products with the observed update slow:
-            # on a CPU this costs more than the compiled derivative saves.
-            on_cpu = next(iter(self._targets[0].update.values())).device.type == "cpu"
-            options: Any = {"layout_optimization": False} if mode is None and on_cpu else None
-            self._cache[form] = torch.compile(derivative, mode=mode, options=options, fullgraph=True, dynamic=False)
+            self._cache[form] = recorded(plain) if self.compilation == "auto" else self._compiled(functional, on_gpu)
         return self._cache[form]
+
+    def _compiled(self, derivative: Derivative, on_gpu: bool) -> Derivative:
+        mode = None if self.compilation == "default" else self.compilation
+        # Channels-last weight gradients make the inner products with the observed update slow:
+        # on a CPU this costs more than the compiled derivative saves.
+        options: Any = None if on_gpu or mode is not None else {"layout_optimization": False}
+        return torch.compile(derivative, mode=mode, options=options, fullgraph=True, dynamic=False)
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """Why the derivative is launched kernel by kernel on a GPU, if it could not be recorded."""
+        reasons = {reason for one in self._cache.values() if (reason := getattr(one, "refused", None))}
+        return tuple(f"slower than it might be: kernels were not recorded ({reason})" for reason in sorted(reasons))
 
     def _loss(
         self, images: Tensor, labels: Tensor, target: ObservedUpdate, known: BatchStatistics, form: Differentiable
@@ -160,6 +172,13 @@ class Matching:
         derivative = torch.func.grad(self._loss, argnums=(0, 1) if self.soft else (0,), has_aux=True)
         gradients, (matching, penalty) = derivative(images, labels, target, known, "functional")
         return matching, penalty, gradients
+
+
+def recorded(derivative: Derivative) -> Derivative:
+    """See `Recorded`."""
+    from lit_recon.attacks.updates.gradient_matching.recording import Recorded  # only a GPU needs it
+
+    return Recorded(derivative)
 
 
 def update_distance(observation: Observation, images: Tensor, labels: Tensor, observed_only: bool = False) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,6 +41,8 @@ class Parametrization(ABC):
     narrows_at: float = 1.0
     #: Share of the iterations after which the solver begins anew with the variables `refined`; 1: it never does.
     refines_at: float = 1.0
+    #: Whether images may be recorded on a GPU, see `DifferentiableRecorded`; set by the attack.
+    records: bool = False
 
     @property
     def training_images(self) -> Mapping[str, Tensor]:
@@ -194,6 +196,7 @@ class DeepImagePrior(Parametrization):
         self.channels, self.blocks_per_level, self.noise_channels = channels, blocks_per_level, noise_channels
         self.multipliers, self.attention_resolutions = multipliers, attention_resolutions
         self._networks: dict[tuple[int, ...], nn.Module] = {}
+        self._recorded: dict[tuple[int, ...], Callable[..., Tensor]] = {}
         self._noise: dict[tuple[int | str, ...], Tensor] = {}
 
     def start(self, restart: Restart) -> Variables:
@@ -212,8 +215,19 @@ class DeepImagePrior(Parametrization):
             self._noise[key] = torch.randn(size, generator=torch.Generator().manual_seed(seed)).to(like)
         # entries of unit size, as the network's other inputs
         scaled = None if features is None else features.to(like) * features.shape[1] ** 0.5
-        output: Tensor = torch.func.functional_call(self._networks[layout], variables, (self._noise[key], scaled))
-        return output
+        noise, network = self._noise[key], self._networks[layout]
+        if not (self.records and like.is_cuda and torch.is_grad_enabled()):
+            return self._drawn(network, list(variables), noise, scaled, *variables.values())
+        if layout not in self._recorded:
+            from lit_recon.attacks.updates.gradient_matching.recording import DifferentiableRecorded
+
+            self._recorded[layout] = DifferentiableRecorded(partial(self._drawn, network, list(variables)))
+        return self._recorded[layout](noise, scaled, *variables.values())
+
+    @staticmethod
+    def _drawn(network: nn.Module, names: list[str], noise: Tensor, scaled: Tensor | None, *values: Tensor) -> Tensor:
+        drawn: Tensor = torch.func.functional_call(network, dict(zip(names, values, strict=True)), (noise, scaled))
+        return drawn
 
     def _build(self, restart: Restart) -> nn.Module:
         with torch.random.fork_rng(devices=[]):  # layers draw from the global generator

@@ -1,0 +1,98 @@
+"""Functions recorded on a GPU; without one they are called as they are."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.workload import Workload
+from lit_recon.attacks.base import Execution
+from lit_recon.attacks.updates import DeepImagePrior
+from lit_recon.attacks.updates.gradient_matching import recording
+from lit_recon.attacks.updates.gradient_matching.recording import DifferentiableRecorded, Recorded
+
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="records CUDA kernels")
+DEVICES = ["cpu", pytest.param("cuda", marks=on_gpu)]
+
+
+def polynomial(a: Tensor, b: Tensor | None, c: Tensor) -> Tensor:
+    return (a * c.square() if b is None else a * b * c).sum(0)
+
+
+def random(*shape: int, device: str, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_later_calls_compute_with_their_own_inputs(device: str) -> None:
+    recorded = Recorded(lambda pair, more: {"product": pair[0] @ pair[1], "more": more["x"] + 1})
+    kept = []
+    for shape in ((2, 3), (2, 3), (4, 3), (2, 3)):
+        left = random(*shape, device=device, seed=len(kept))
+        right, x = random(3, 5, device=device, seed=7), random(2, device=device, seed=8 + len(kept))
+        kept.append((recorded((left, right), {"x": x}), left @ right, x + 1))
+    assert recorded.refused is None
+    for found, product, more in kept:  # no later call overwrites what an earlier one gave
+        torch.testing.assert_close(found["product"], product)
+        torch.testing.assert_close(found["more"], more)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("with_second", [True, False])
+def test_derivatives_are_those_of_the_function(device: str, with_second: bool) -> None:
+    recorded = DifferentiableRecorded(polynomial)
+    for seed in range(3):
+        a, b, c = (random(4, 3, device=device, seed=3 * seed + i).requires_grad_(i != 1) for i in range(3))
+        second = b if with_second else None
+        along = random(3, device=device, seed=20 + seed)
+        found = torch.autograd.grad(recorded(a, second, c), (a, c), along)
+        expected = torch.autograd.grad(polynomial(a, second, c), (a, c), along)
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(recorded(a, second, c), polynomial(a, second, c))
+
+
+def test_inputs_that_are_not_used_have_no_gradient() -> None:
+    used, unused = torch.ones(2, requires_grad=True), torch.ones(3, requires_grad=True)
+    DifferentiableRecorded(lambda a, b: 2 * a)(used, unused).sum().backward()
+    assert used.grad is not None
+    assert used.grad.tolist() == [2, 2]
+    assert unused.grad is None
+
+
+@on_gpu
+def test_what_waits_for_the_gpu_is_called_as_it_is() -> None:
+    recorded = Recorded(lambda x: x * float(x.sum()))
+    for seed in range(2):
+        x = random(3, device="cuda", seed=seed)
+        torch.testing.assert_close(recorded(x), x * float(x.sum()))
+    assert "synchronizing" in str(recorded.refused)
+    torch.rand(2, device="cuda")  # the device's random state is as good as before
+
+
+def test_a_function_that_cannot_be_recorded_is_called_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Refusing:
+        def __init__(self, *_: object) -> None:
+            raise RuntimeError("called a synchronizing CUDA operation")
+
+    monkeypatch.setattr(recording, "_Graph", Refusing)
+    monkeypatch.setattr(Tensor, "is_cuda", True)
+    recorded = Recorded(lambda x: 2 * x)
+    assert recorded(torch.ones(2)).tolist() == [2, 2]
+    assert recorded(torch.zeros(1)).tolist() == [0]
+    assert recorded.refused == "RuntimeError: called a synchronizing CUDA operation"
+
+
+@on_gpu
+@pytest.mark.parametrize("execution", ["loop", "vmap"])
+def test_an_attack_on_a_gpu_records_its_iterations(execution: Execution) -> None:
+    workload = Workload.build(batch=2, victims=2, width=8, device="cuda")
+    found = []
+    for compilation in ("auto", "none"):
+        attack, state = workload.attack(execution, compilation, DeepImagePrior(channels=8))  # type: ignore[arg-type]  # a literal
+        for _ in range(5):
+            attack.advance(state)
+        assert not state.matching.remarks
+        assert bool(state.matching._cache) == (compilation == "auto")
+        found.append(torch.stack([problem.images(attack.parametrization).detach() for problem in state.problems]))
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-3)

@@ -40,10 +40,10 @@ class Section:
 
 
 SECTIONS = [
-    Section(agreement, 0.10),
+    Section(agreement, 0.20),
     Section(throughput, 0.35),
     Section(together, 0.15),
-    Section(cells, 0.40),
+    Section(cells, 0.30),
 ]
 
 

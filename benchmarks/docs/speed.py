@@ -21,6 +21,51 @@ def iteration(record: Content) -> str:
     return markdown(["BatchNorm", "batch", *ways], rows)
 
 
+@table("gpu_iteration", "gpu")
+def gpu_iteration(record: Content) -> str:
+    """Milliseconds of an iteration by victims and images.
+
+    The first record recorded anew at every call where it timed two forms of single victims in turn; recordings that are
+    slower than what they replace are left out.
+    """
+    titles = {
+        "forward_backward": "forward and backward",
+        "loop": "victims in turn",
+        "recorded_loop": "the same, recorded",
+        "vmap": "victims at once",
+        "recorded_vmap": "the same, recorded",
+    }
+    found: dict[tuple[str, int, int], dict[str, float]] = {}
+    for row in record["rows"]:
+        times = row.get("seconds")
+        if isinstance(times, Mapping) and "parametrization" not in row:
+            own = {name: 1000 * value["median"] for name, value in times.items()}
+            if "eager" in own:
+                own["loop"] = own["eager"]
+                if own.get("recorded", own["eager"]) < own["eager"]:
+                    own["recorded_loop"] = own["recorded"]
+            found[row.get("batch_norm", "eval"), row.get("victims", 1), row["batch"]] = own
+    rows = [
+        [mode, str(victims), str(images), *(shown(own[way], ".0f") if way in own else "" for way in titles)]
+        for (mode, victims, images), own in sorted(found.items())
+    ]
+    return markdown(["BatchNorm", "victims", "images of each", *titles.values()], rows)
+
+
+@table("gpu_agreement", "gpu")
+def gpu_agreement(record: Content) -> str:
+    """Relative distances from float64 by subject and form."""
+    rows = []
+    for row in record["rows"]:
+        if "from_float64" not in row:
+            continue
+        form = "CPU" if row["device"] == "cpu" else f"GPU, {row['form']}{', TF32' if 'arithmetic' in row else ''}"
+        parts = row["from_float64"]
+        names = ("update", "matching", "images", "derivative")
+        rows.append([row["subject"], form, *(shown(parts[name], ".0e") if name in parts else "" for name in names)])
+    return markdown(["", "", "update", "loss", "images", "derivative"], rows)
+
+
 @table("trainer", "trainer")
 def trainer(record: Content) -> str:
     [row] = record["rows"]

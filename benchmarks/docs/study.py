@@ -23,7 +23,13 @@ _IDENTITY = ("defense", "strength", "repetition", "attack", "aware", "batch_size
 
 
 def _rows(records: Sequence[Content], name: str) -> list[Row]:
-    """The rows of a CSV file of all parts; what was measured again, or was not run in some of them, counts once."""
+    """The rows of a CSV file of all parts; what was measured again, or was not run in some of them, counts once.
+
+    Of records of further seeds (`..._seeds_...`), made on another machine, only the trainings count: their attacked
+    network was trained there, too.
+    """
+    if name != "utility":
+        records = [record for record in records if "_seeds_" not in record["name"]]
     ordered = sorted(records, key=lambda record: str(record["created"]))
     rows = [row for record in ordered for row in row_of(record)["tables"].get(name, [])]
     newest = {tuple(row.get(key) for key in _IDENTITY): row for row in sorted(rows, key=has_result)}

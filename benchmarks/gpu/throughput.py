@@ -162,7 +162,7 @@ def _candidates(state: MatchingState) -> tuple[Tensor, Tensor]:
 
 def _recorded(row: Row, *states: MatchingState) -> Row:
     """The row, and what could not be recorded."""
-    refused = [remark for state in states for remark in state.matching.remarks]
+    refused = sorted({reason for state in states for reason in state.matching.refused})
     return {**row, "not_recorded": refused} if refused else row
 
 

@@ -83,7 +83,7 @@ def test_unused_time_goes_to_later_sections(plan: Plan, monkeypatch: pytest.Monk
     rows = run_sections(plan.until(time.time() + 100), SECTIONS)
 
     assert [row["section"] for row in rows] == ["agreement", "throughput", "together", "cells"]
-    assert list(left.values()) == pytest.approx([10, 45, 60, 100], abs=1)
+    assert list(left.values()) == pytest.approx([20, 55, 70, 100], abs=1)
 
 
 def test_a_rehearsal_is_recorded_beside_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

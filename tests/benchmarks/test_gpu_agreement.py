@@ -5,7 +5,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks.gpu.agreement import FLOOR, agreement, compared, computed, distances, subjects
+from benchmarks.gpu.agreement import (
+    FLOOR,
+    agreement,
+    compared,
+    computed,
+    distances,
+    moved_by_rounding,
+    subjects,
+)
 from benchmarks.gpu.plan import Plan
 
 
@@ -26,10 +34,10 @@ def test_every_form_agrees_with_float64(plan: Plan) -> None:
 def test_another_computation_does_not_agree(plan: Plan) -> None:
     subject = subjects(plan)[0]
     exact = computed(subject, "cpu", torch.float64, "loop")
-    cpu = dict.fromkeys(exact, 0.0)
+    allowed = dict.fromkeys(exact, FLOOR)
     off = replace(subject, images=subject.images * (1 + 1e-2))
 
-    row = compared(replace(off, images=off.images.clamp(0, 1)), "cpu", "loop", exact, cpu)
+    row = compared(replace(off, images=off.images.clamp(0, 1)), "cpu", "loop", exact, allowed)
 
     assert not row["agrees"]
     assert row["from_float64"]["update"] > FLOOR
@@ -39,3 +47,11 @@ def test_distances_are_relative() -> None:
     exact = {"update": torch.tensor([3.0, 4.0])}
 
     assert distances({"update": torch.tensor([3.0, 4.5])}, exact)["update"] == pytest.approx(0.1)
+
+
+def test_rounding_of_candidates_moves_a_derivative_that_lies_at_a_kink(plan: Plan) -> None:
+    """What docs/performance.md says of the ResNet-18; the ConvNet has no kink so near."""
+    small, large = subjects(replace(plan, quick=False))
+    for subject, least, most in ((small, 0.0, 1e-6), (large, 7e-4, 0.1)):
+        exact = computed(subject, "cpu", torch.float64, "loop")
+        assert least <= moved_by_rounding(subject, exact)["derivative"] < most

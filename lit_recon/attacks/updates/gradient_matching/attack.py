@@ -258,8 +258,10 @@ class GradientMatching(FurtherStarts):
         for which in [[i] for i in waiting] if self.solver.line_search else [waiting]:
             self._evaluate(state, which, final=True)
         results: list[Reconstruction] = []
+        refused = sorted(state.matching.refused | self.parametrization.refused)
+        slower = tuple(f"slower than it might be: kernels were not recorded ({reason})" for reason in refused)
         for own, noted in zip(state.of_victims, state.notes, strict=True):
-            found, remarks = Found.by(own), (*noted, *state.matching.remarks)
+            found, remarks = Found.by(own), (*noted, *slower)
             if found is None:
                 raise ConfigError(
                     "the loss was never finite: lower the solver's learning rate or the weights of the priors"

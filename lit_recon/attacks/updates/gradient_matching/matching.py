@@ -65,6 +65,7 @@ class Matching:
 
     def __call__(self, images: Tensor, labels: Tensor, which: Sequence[int]) -> MatchingTerms:
         """Evaluate the problems `which` at images `(len(which), n, c, h, w)` and labels."""
+        images = images.detach()  # one recording for candidates with a gradient and without
         if self.execution == "auto":
             self.execution = self._faster(images, labels, which)
             # recordings of the other form would hold their memory
@@ -123,10 +124,9 @@ class Matching:
         return torch.compile(derivative, mode=mode, options=options, fullgraph=True, dynamic=False)
 
     @property
-    def remarks(self) -> tuple[str, ...]:
-        """Why the derivative is launched kernel by kernel on a GPU, if it could not be recorded."""
-        reasons = {reason for one in self._cache.values() if (reason := getattr(one, "refused", None))}
-        return tuple(f"slower than it might be: kernels were not recorded ({reason})" for reason in sorted(reasons))
+    def refused(self) -> set[str]:
+        """Why kernels are launched one by one on a GPU, where they could not be recorded."""
+        return {reason for one in self._cache.values() if (reason := getattr(one, "refused", None))}
 
     def _loss(
         self, images: Tensor, labels: Tensor, target: ObservedUpdate, known: BatchStatistics, form: Differentiable

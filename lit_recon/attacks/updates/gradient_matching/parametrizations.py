@@ -49,6 +49,11 @@ class Parametrization(ABC):
         """See `Attack.training_images`; nothing by default."""
         return {}
 
+    @property
+    def refused(self) -> set[str]:
+        """See `Matching`; nothing by default."""
+        return set()
+
     @abstractmethod
     def start(self, restart: Restart) -> Variables:
         """Fresh variables."""
@@ -198,6 +203,10 @@ class DeepImagePrior(Parametrization):
         self._networks: dict[tuple[int, ...], nn.Module] = {}
         self._recorded: dict[tuple[int, ...], Callable[..., Tensor]] = {}
         self._noise: dict[tuple[int | str, ...], Tensor] = {}
+
+    @property
+    def refused(self) -> set[str]:
+        return {reason for one in self._recorded.values() if (reason := getattr(one, "refused", None))}
 
     def start(self, restart: Restart) -> Variables:
         device = restart.observation.like.device

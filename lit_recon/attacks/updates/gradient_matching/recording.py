@@ -5,7 +5,9 @@ An attack iteration on a small batch is thousands of short kernels, and a GPU wa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +16,8 @@ from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 #: Calls before the recording, in which libraries choose kernels and allocate.
 _WARM_UP = 3
+#: Recordings after which a function whose inputs keep changing shape is not recorded again: each costs several calls.
+_MOST = 8
 
 
 class Recorded:
@@ -31,6 +35,7 @@ class Recorded:
         self.refused: str | None = None
         self._function = function
         self._layout: tuple[Any, ...] = ()
+        self._recordings = 0
         self._graph: _Graph | None = None
 
     def __call__(self, *inputs: Any) -> Any:
@@ -41,6 +46,10 @@ class Recorded:
         layout = (structure, *(_layout(leaf) for leaf in leaves))
         if self._graph is None or layout != self._layout:
             self._graph = None  # its memory first
+            self._recordings += 1
+            if self._recordings > _MOST:
+                self.refused = f"inputs of more than {_MOST} shapes"
+                return self._function(*inputs)
             try:
                 self._graph, self._layout = _Graph(self._function, leaves, structure), layout
             except RuntimeError as error:
@@ -59,6 +68,11 @@ class DifferentiableRecorded:
     def __init__(self, function: Callable[..., Tensor]) -> None:
         self._value = Recorded(torch.no_grad()(function))
         self._derivative = Recorded(_derivative_of(function))
+
+    @property
+    def refused(self) -> str | None:
+        """See `Recorded`."""
+        return self._value.refused or self._derivative.refused
 
     def __call__(self, *inputs: Tensor | None) -> Tensor:
         drawn: Tensor = _Replayed.apply(self._value, self._derivative, *inputs)  # type: ignore[no-untyped-call] # PyTorch does not type it
@@ -108,12 +122,8 @@ class _Graph:
                 for _ in range(_WARM_UP):
                     function(*inputs)
                 # what waits for the device would spoil a recording, and the device's random state with it
-                before = torch.cuda.get_sync_debug_mode()
-                torch.cuda.set_sync_debug_mode("error")
-                try:
+                with _waiting_refused():
                     function(*inputs)
-                finally:
-                    torch.cuda.set_sync_debug_mode(before)
             torch.cuda.current_stream().wait_stream(aside)
             self._graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self._graph):
@@ -126,6 +136,19 @@ class _Graph:
             torch._foreach_copy_(self._inputs, list(tensors))
         self._graph.replay()
         return tree_map_only(Tensor, torch.clone, self._outputs)
+
+
+@contextlib.contextmanager
+def _waiting_refused() -> Iterator[None]:
+    """A RuntimeError for what waits for the device."""
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that the mode is a prototype
+        try:
+            torch.cuda.set_sync_debug_mode("error")
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
 
 
 def _copy(tensor: Tensor) -> Tensor:

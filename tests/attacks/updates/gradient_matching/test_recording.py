@@ -8,8 +8,9 @@ from torch import Tensor
 
 from benchmarks.workload import Workload
 from lit_recon.attacks.base import Execution
-from lit_recon.attacks.updates import DeepImagePrior
+from lit_recon.attacks.updates import DeepImagePrior, Pixels
 from lit_recon.attacks.updates.gradient_matching import recording
+from lit_recon.attacks.updates.gradient_matching.matching import Matching
 from lit_recon.attacks.updates.gradient_matching.recording import DifferentiableRecorded, Recorded
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="records CUDA kernels")
@@ -92,7 +93,40 @@ def test_an_attack_on_a_gpu_records_its_iterations(execution: Execution) -> None
         attack, state = workload.attack(execution, compilation, DeepImagePrior(channels=8))  # type: ignore[arg-type]  # a literal
         for _ in range(5):
             attack.advance(state)
-        assert not state.matching.remarks
+        assert not state.matching.refused | attack.parametrization.refused
         assert bool(state.matching._cache) == (compilation == "auto")
         found.append(torch.stack([problem.images(attack.parametrization).detach() for problem in state.problems]))
     torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-3)
+
+
+def test_the_report_says_what_was_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    workload = Workload.build(batch=1, width=4)
+    attack, state = workload.attack(compilation="auto")
+    attack.advance(state)
+    assert "recorded" not in " ".join(attack.result(state)[0].notes)
+    monkeypatch.setattr(Matching, "refused", {"it waits"})
+    monkeypatch.setattr(Pixels, "refused", {"it waits", "other"})
+    notes = attack.result(state)[0].notes
+    assert notes[-2:] == tuple(
+        f"slower than it might be: kernels were not recorded ({x})" for x in ("it waits", "other")
+    )
+
+
+def test_inputs_of_ever_new_shapes_are_not_recorded_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    class Fake:
+        def __init__(self, *_: object) -> None:
+            made.append(self)
+
+        def replay(self, tensors: list[Tensor]) -> Tensor:
+            return 2 * tensors[0]
+
+    monkeypatch.setattr(recording, "_Graph", Fake)
+    monkeypatch.setattr(Tensor, "is_cuda", True)
+    recorded = Recorded(lambda x: 2 * x)
+    for size in (*range(1, 12), *range(1, 12)):
+        assert recorded(torch.ones(size)).tolist() == [2] * size
+        assert recorded(torch.ones(size)).tolist() == [2] * size
+    assert len(made) == 8
+    assert recorded.refused == "inputs of more than 8 shapes"

@@ -165,7 +165,7 @@ class FurtherStarts(SteppableAttack[MatchingState]):
         def compute() -> list[Reconstruction]:
             before = [found[v] for v in stuck]
             tried = zip(penalties, before, self.result(again), remarks, strict=True)
-            return put(found, stuck, [penalty.closer(old, new, how) for penalty, old, new, how in tried])
+            return put(found, stuck, [_closer(penalty, old, new, how) for penalty, old, new, how in tried])
 
         return replace(
             first,
@@ -182,3 +182,12 @@ class FurtherStarts(SteppableAttack[MatchingState]):
         penalty = run.state.of_victims[victim][0].feature_penalty
         assert penalty is not None
         return penalty
+
+
+def _closer(penalty: Penalty, before: Reconstruction, after: Reconstruction, what: str) -> Reconstruction:
+    """The better one, with the notes that stand before the penalty's: on labels, and on attacks that do not apply."""
+    better = penalty.closer(before, after, what)
+    own = set(penalty.notes)
+    first = next((i for i, note in enumerate(before.notes) if note in own), 0)
+    kept = [note for note in before.notes[:first] if note not in better.notes]
+    return replace(better, notes=(*kept, *better.notes))

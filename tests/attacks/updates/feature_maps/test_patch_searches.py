@@ -6,7 +6,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lit_recon.attacks.updates import MapRecovery, MatchingState, PatchMatching, Pixels
+from lit_recon.attacks.updates import (
+    LBFGS,
+    FeaturesOnly,
+    FirstApplicable,
+    GradientMatching,
+    MapMatching,
+    MapRecovery,
+    MatchingState,
+    PatchMatching,
+    Pixels,
+)
 from lit_recon.attacks.updates.feature_maps import patch_penalty, patches
 from lit_recon.attacks.updates.feature_maps.patch_penalty import PatchPenalty
 from lit_recon.clients import Client
@@ -241,7 +251,10 @@ def test_images_behind_noise_that_hides_exact_maps(images: Tensor) -> None:
 
 def test_local_minimum_behind_noise_is_left_for_another_start(images: Tensor) -> None:
     seen = victim(images[:1], GaussianNoise(STD))  # almost flat
-    stuck, again = attack()(seen), attack(further=2)(seen)
+    maps = GradientMatching(FeaturesOnly(), features=MapMatching(), solver=LBFGS())
+    stuck, again = attack()(seen), FirstApplicable([maps, attack(further=2)])(seen)
+    assert again.notes[0].startswith("attack 1 of 2 not applicable: no convolution determines the maps")
+    assert again.notes[1] == stuck.notes[0]
     assert "more than noise: the search ended too early or in a local minimum" in stuck.notes[-2]
     assert stuck.certified is not None
     assert not stuck.certified.any()

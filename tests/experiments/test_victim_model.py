@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -15,8 +17,8 @@ from lit_recon.attacks.updates import GradientMatching
 from lit_recon.data.sources import Digits
 from lit_recon.errors import ConfigError, CorruptFileError, MissingDataError, ShapeError, UnsupportedModelError
 from lit_recon.experiments.settings import AttackSettings, BackboneSettings, ModelSettings
-from lit_recon.experiments.victim_model import VictimModel, find_target
-from lit_recon.models import LeNet, ResNet18, WideFeatureLayer
+from lit_recon.experiments.victim_model import BackboneTraining, VictimModel, find_target
+from lit_recon.models import BackboneCheckpoint, LeNet, ResNet18, WideFeatureLayer
 from lit_recon.modules.data import VictimDataModule
 from lit_recon.records import Normalization
 from lit_recon.training.trainer import TrainerSettings
@@ -62,6 +64,24 @@ def test_a_backbone_that_another_run_has_trained_meanwhile_is_taken(find: Find) 
     taken = slow.trained(CPU)
     assert slow.path.stat().st_mtime_ns == modified
     assert torch.equal(taken.model.head.weight, written.model.head.weight)
+
+
+def test_of_runs_that_begin_together_one_trains_and_the_others_wait(
+    find: Find, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    targets = [find(epochs=0) for _ in range(3)]
+    began, plain = [], BackboneTraining.run
+
+    def slow(self: BackboneTraining, folder: Path, *others: Any) -> BackboneCheckpoint:
+        began.append(folder)
+        time.sleep(0.3)
+        return plain(self, folder, *others)
+
+    monkeypatch.setattr(BackboneTraining, "run", slow)
+    with ThreadPoolExecutor(len(targets)) as pool:
+        found = list(pool.map(lambda target: target.trained(TrainerSettings("cpu")), targets))
+    assert len(began) == 1
+    assert len({one.split_hash for one in found}) == 1
 
 
 def test_no_epochs_no_training(find: Find) -> None:

@@ -74,13 +74,11 @@ class GridCell:
     def piece(self, study: Path, metric: str) -> Piece:
         """The piece of the study in this folder; `metric` is printed of a finished attack."""
         shown = _SHOWN.get(self.kind, (measure_of(metric).name, metric))
-        given = self.settings.get("backbone", {}).get("checkpoint") or _module(self.settings)
         return Piece(
             folder=self.folder,
             title=self.describe(),
             work=CommandRun(_COMMANDS[self.kind], self._complete(study), (shown,)),
             needs=(self.generator,) if self.generator else (),
-            shares=self.network if self.kind == "attack" and not given else "",
             not_applicable=() if self.kind == "generator" else INAPPLICABLE,
         )
 

@@ -248,10 +248,10 @@ def test_an_attack_draws_from_the_generator_of_its_grid(drawing: GridAttack, tmp
     assert cell.piece(tmp_path, "rmse").needs == (cells["generator"].folder,)
 
 
-def test_attacks_on_one_backbone_wait_for_its_training(attack: GridAttack) -> None:
+def test_attacks_on_one_backbone_do_not_wait_for_each_other(attack: GridAttack) -> None:
+    """Whichever begins first trains it, see `VictimModel.trained`."""
     pieces = [cell.piece(Path("here"), "rmse") for cell in grid(attack, batch_sizes=[1, 4])]
-    assert len({piece.shares for piece in pieces if piece.folder.startswith("cells/")}) == 1
-    assert {piece.shares for piece in pieces if piece.folder.startswith("utility/")} == {""}
+    assert {piece.shares for piece in pieces} == {""}
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,9 @@ import yaml
 from benchmarks.docs.figures import Content, FigureError, Figures, link
 from benchmarks.docs.marks import NOT_MEASURED
 from benchmarks.record import ROOT
+
+#: More records than this below a table are not listed one by one.
+_FEW = 8
 
 _TABLES: dict[str, tuple[tuple[str, ...], Callable[..., str]]] = {}
 
@@ -44,12 +49,24 @@ def make(name: str, figures: Figures, page: Path) -> str:
     pool = " Target images are of the pool `evaluation`." if any(record["pool"] for record in used) else ""
     devices = sorted({record["device"] for record in used})
     dates = sorted({record["created"][:10] for record in used})
-    source = f"{' and '.join(dates)}, {' and '.join(devices)}: {', '.join(link(record, page) for record in used)}."
+    days = " and ".join(dates) if len(dates) < 3 else f"{dates[0]} to {dates[-1]}"
+    source = f"{days}, {' and '.join(devices)}: {_links(used, page)}."
     try:
         lines = function(*chosen)
     except KeyError as error:
         raise FigureError(f"{', '.join(names)}: the record has no {error}") from error
     return lines if NOT_MEASURED in lines else f"{lines}\n\nMeasured on {source}{pool}"
+
+
+def _links(records: Sequence[Content], page: Path) -> str:
+    """Links to the records; of many, how many there are, and what their names begin with."""
+    if len(records) <= _FEW:
+        return ", ".join(link(record, page) for record in records)
+    names = sorted({record["name"] for record in records})
+    families = [list(group) for _, group in groupby(names, lambda name: name.partition("_")[0])]
+    groups = [os.path.commonprefix(family) for family in families]  # noqa: RUF071  # by characters
+    begin = " or ".join(f"`{begins}`" for begins in groups)
+    return f"{len(records)} records in `benchmarks/results` whose names begin with {begin}"
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -190,6 +190,16 @@ def test_a_table_is_written_once_its_record_is_complete(tmp_path: Path, figures:
     assert (line, "no such table" in message) == (3, True)
 
 
+def test_many_records_of_a_table_are_not_listed(figures: Figures, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "_TABLES", {})
+    table("all", "all d**")(lambda found: markdown(["n"], [[str(len(found))]]))
+    path = ROOT / "docs" / "page.md"
+    assert make("all", figures, path).count("](../benchmarks/results/") == 5
+    monkeypatch.setattr(tables, "_FEW", 4)
+    said = "a CPU: 5 records in `benchmarks/results` whose names begin with `digits` or `draw_`."
+    assert said in make("all", figures, path)
+
+
 @pytest.mark.usefixtures("errors")
 def test_an_edited_table_is_found_where_it_was_edited(
     tmp_path: Path, figures: Figures, monkeypatch: pytest.MonkeyPatch

@@ -146,15 +146,13 @@ def test_features_stand_beside_the_images_inverted_from_them() -> None:
 def test_variants_of_an_attack_stand_below_each_other() -> None:
     shared = {"defense": "none", "n": 2.0, "n_batches": 2.0, "nearest_public_rmse": 0.17, "mean_image_rmse": 0.22}
     cells = [
-        {**shared, "attack": "published", "rmse": 0.12, "ssim": 0.5, "seconds": 900.0},
-        {**shared, "attack": "statistics", "rmse": 0.06, "ssim": 0.8, "seconds": 800.0},
-        {**shared, "attack": "features"},
+        {**shared, "attack": "liu2025", "rmse": 0.12, "ssim": 0.5, "seconds": 900.0},
+        {**shared, "attack": "liu2025_tuned"},
     ]
-    assert lines(updates.tuning(run("liu2025_tuning", metrics={}, tables={"evaluation": cells}))) == [
+    assert lines(updates.tuned(run("liu2025_tuned", metrics={}, tables={"evaluation": cells}))) == [
         ["", "RMSE", "SSIM", "seconds"],
-        ["liu2025 as it is", "0.120", "0.500", "900"],
-        ["weight 0.1 of BatchNorm statistics instead of 0.001", "0.060", "0.800", "800"],
-        ["the same, weight 1 of features instead of 0.2", "–", "–", "–"],
+        ["`liu2025`", "0.120", "0.500", "900"],
+        ["`liu2025_tuned`", "–", "–", "–"],
         ["nearest public image", "0.170", "", ""],
         ["mean image", "0.220", "", ""],
     ]

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import Tensor
@@ -97,6 +102,90 @@ def test_an_attack_on_a_gpu_records_its_iterations(execution: Execution) -> None
         assert bool(state.matching._cache) == (compilation == "auto")
         found.append(torch.stack([problem.images(attack.parametrization).detach() for problem in state.problems]))
     torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-3)
+
+
+class FakeGPU:
+    """Stands in for `torch.cuda`: a recording is what the function says that its kernels do."""
+
+    Stream = contextlib.nullcontext
+
+    def __init__(self) -> None:
+        self.mode: int | str = 0
+        self.recording: FakeGPU.CUDAGraph | None = None
+
+    class CUDAGraph:
+        work: Callable[[], object]
+
+        def replay(self) -> None:
+            self.work()
+
+    @contextlib.contextmanager
+    def graph(self, graph: CUDAGraph) -> Iterator[None]:
+        self.recording = graph
+        yield
+        self.recording = None
+
+    def set_sync_debug_mode(self, mode: int | str) -> None:
+        self.mode = mode
+        warnings.warn("Synchronization debug mode is a prototype feature", UserWarning, stacklevel=1)
+
+    def get_sync_debug_mode(self) -> int | str:
+        return self.mode
+
+    def device(self, device: torch.device) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def stream(self, stream: object) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def current_stream(self) -> SimpleNamespace:
+        return SimpleNamespace(wait_stream=lambda other: None)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGPU:
+    fake = FakeGPU()
+    monkeypatch.setattr(FakeGPU, "Stream", lambda self: SimpleNamespace(wait_stream=lambda other: None))
+    monkeypatch.setattr(recording.torch, "cuda", fake)
+    monkeypatch.setattr(Tensor, "is_cuda", True)
+    return fake
+
+
+def test_a_recording_reads_its_own_places_and_gives_copies(gpu: FakeGPU) -> None:
+    calls = []
+
+    def double(x: Tensor) -> Tensor:
+        calls.append(tuple(x.shape))
+        result = 2 * x.detach()
+        if gpu.recording is not None:
+            gpu.recording.work = lambda: result.copy_(2 * x.detach())
+        return result
+
+    recorded, x = Recorded(double), torch.ones(2)
+    first = recorded(x)
+    x += 1
+    assert first.tolist() == [2, 2]
+    assert recorded(x).tolist() == [4, 4]
+    assert recorded(torch.full((2,), 5.0)).tolist() == [10, 10]
+    assert first.tolist() == [2, 2]
+    assert calls == 5 * [(2,)]  # to warm up, under watch, and to record
+    assert recorded(torch.ones(1)).tolist() == [2]
+    assert calls[5:] == 5 * [(1,)]
+    assert gpu.mode == 0
+    assert recorded.refused is None
+
+
+def test_what_waits_is_not_recorded_and_the_watch_ends(gpu: FakeGPU) -> None:
+    def waits(x: Tensor) -> Tensor:
+        if gpu.mode == "error":
+            raise RuntimeError("called a synchronizing CUDA operation")
+        assert gpu.recording is None
+        return 2 * x
+
+    recorded = Recorded(waits)
+    assert recorded(torch.ones(2)).tolist() == [2, 2]
+    assert gpu.mode == 0
+    assert recorded.refused == "RuntimeError: called a synchronizing CUDA operation"
 
 
 def test_the_report_says_what_was_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:

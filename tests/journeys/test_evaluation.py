@@ -195,7 +195,10 @@ def test_a_grid_in_parts_is_the_grid(workplace: Path, grid: Path, whole: Path, a
     folder = workplace / "runs" / "tiny_parts"
     first = attack("evaluate", "--config", grid, "--out", folder, "--only", "[none, noise_0.1]")
     assert first.code == 0, first.err
-    assert "grid        4 cells, 0 of them done" in first.out
+    lines = first.out.splitlines()
+    assert lines.index("rehearsal   of every attack, defense and training, on the first victims") < lines.index(
+        "grid        4 cells, 0 of them done"
+    )
     assert [row["reason"] for row in figures(folder)] == ["", "not run yet", "", "not run yet"]
     assert [*galleries(folder)] == ["gallery_noise__batch_1.png"]
     shown = decoded(galleries(folder)["gallery_noise__batch_1.png"])

@@ -194,6 +194,7 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     cluster.check(arguments.prog, settings.trainer)
     cells = build_cells(settings, own)
     part = part_of(cells, settings.only)
+    print("rehearsal   of every attack, defense and training, on the first victims", flush=True)  # takes up to minutes
     inapplicable = Rehearsal(part, path, metric).check()
     _refuse_unavailable(settings)
     study = StudyRunner([cell.piece(path, metric.key) for cell in part], path)

@@ -81,6 +81,22 @@ def attacks(records: Sequence[Content]) -> str:
     return f"{start}\n\n{markdown(['defense', *titles, 'accuracy', 'training loss'], rows)}"
 
 
+@table("liu2025_tuned", "all liu2025_tuned**")
+def tuned(records: Sequence[Content]) -> str:
+    """RMSE and SSIM of an attack with two settings, without a defense and behind some."""
+    grid, rows = configuration("evaluate/liu2025_tuned.yaml"), _rows(records, "evaluation")
+    lines = []
+    for defense, strength in _levels(grid):
+        own = {row["attack"]: row for row in select(rows, defense=defense, strength=strength)}
+        values = [shown(own.get(name, {}).get(key), ".3f") for name in grid["attacks"] for key in ("rmse", "ssim")]
+        lines += [[title_of(grid, defense, strength), *values]] if own else []
+    nearest, mean = (shown(_mean(rows, f"{name}_rmse"), ".3f") for name in ("nearest_public", "mean_image"))
+    titles = [f"{attack['title']}, {key}" for attack in grid["attacks"].values() for key in ("RMSE", "SSIM")]
+    images = next(row["n"] for row in rows if "n" in row)
+    start = f"Of {images:g} images; the nearest public image has RMSE {nearest}, the mean image {mean}:"
+    return f"{start}\n\n{markdown(['defense', *titles], lines)}"
+
+
 def _mean(rows: Sequence[Row], key: str) -> float:
     """The mean of the rows that have a value."""
     return statistics.mean(row[key] for row in rows if key in row)

@@ -116,12 +116,6 @@ def feature_inversion(record: Content) -> str:
     return _variants(record, "kariyappa2023_conv", {"feature_cosine": "cosine of features"})
 
 
-@table("liu2025_tuned", "liu2025_tuned")
-def tuned(record: Content) -> str:
-    """Images by variant of an attack, of one batch size without a defense."""
-    return _variants(record, "liu2025_tuned", {})
-
-
 def _variants(record: Content, file: str, more: Mapping[str, str]) -> str:
     """Metrics by attack of a configuration without a defense, `more` before the images' own, and of baselines."""
     rows = select(_cells(record), defense="none")

@@ -134,3 +134,24 @@ def test_the_verdict_names_what_the_new_attack_changes_and_what_is_missing(parts
             "gradient noise; optimal gradient pruning"
         )
         assert incomplete == f"Incomplete: no defense ({others}); clipping ({others})."
+
+
+def test_two_settings_of_an_attack_stand_side_by_side() -> None:
+    shared = {"n": 2.0, "nearest_public_rmse": 0.17, "mean_image_rmse": 0.22, "batch_size": 1}
+    first = [
+        {**shared, "defense": "none", "attack": "liu2025", "rmse": 0.12, "ssim": 0.5},
+        {**shared, "defense": "none", "attack": "liu2025_tuned", "rmse": 0.02, "ssim": 0.9},
+        {"defense": "noise", "strength": 0.1, "attack": "liu2025", "batch_size": 1, "reason": "not run yet"},
+    ]
+    later = [{**shared, "defense": "noise", "strength": 0.1, "attack": "liu2025", "rmse": 0.13, "ssim": 0.4}]
+    records = [
+        run(f"liu2025_tuned_{number}", tables={"evaluation": cells}) | {"created": f"2026-01-0{number}"}
+        for number, cells in ((1, first), (2, later))
+    ]
+    start, table = study.tuned(records).split("\n\n")
+    assert start == "Of 2 images; the nearest public image has RMSE 0.170, the mean image 0.220:"
+    assert lines(table) == [
+        ["defense", "`liu2025`, RMSE", "`liu2025`, SSIM", "`liu2025_tuned`, RMSE", "`liu2025_tuned`, SSIM"],
+        ["no defense", "0.120", "0.500", "0.020", "0.900"],
+        ["Gaussian noise 0.1", "0.130", "0.400", "–", "–"],
+    ]

@@ -143,21 +143,6 @@ def test_features_stand_beside_the_images_inverted_from_them() -> None:
     assert text.endswith("32 images in 8 batches.")
 
 
-def test_variants_of_an_attack_stand_below_each_other() -> None:
-    shared = {"defense": "none", "n": 2.0, "n_batches": 2.0, "nearest_public_rmse": 0.17, "mean_image_rmse": 0.22}
-    cells = [
-        {**shared, "attack": "liu2025", "rmse": 0.12, "ssim": 0.5, "seconds": 900.0},
-        {**shared, "attack": "liu2025_tuned"},
-    ]
-    assert lines(updates.tuned(run("liu2025_tuned", metrics={}, tables={"evaluation": cells}))) == [
-        ["", "RMSE", "SSIM", "seconds"],
-        ["`liu2025`", "0.120", "0.500", "900"],
-        ["`liu2025_tuned`", "–", "–", "–"],
-        ["nearest public image", "0.170", "", ""],
-        ["mean image", "0.220", "", ""],
-    ]
-
-
 def test_the_error_of_every_image_stands_below_the_means() -> None:
     names = {f"baseline_{base}_{m}": 0.2 for base in ("mean_image", "nearest_public") for m in ("rmse", "psnr", "ssim")}
     metrics = {"n": 2, "n_batches": 2, "rmse": 0.1, "rmse_std": 0.1, "psnr": 30.0, "ssim": 0.9, **names}

@@ -89,7 +89,8 @@ def tuned(records: Sequence[Content]) -> str:
     for defense, strength in _levels(grid):
         own = {row["attack"]: row for row in select(rows, defense=defense, strength=strength)}
         values = [shown(own.get(name, {}).get(key), ".3f") for name in grid["attacks"] for key in ("rmse", "ssim")]
-        lines += [[title_of(grid, defense, strength), *values]] if own else []
+        if any(has_result(row) for row in own.values()):
+            lines.append([title_of(grid, defense, strength), *values])
     nearest, mean = (shown(_mean(rows, f"{name}_rmse"), ".3f") for name in ("nearest_public", "mean_image"))
     titles = [f"{attack['title']}, {key}" for attack in grid["attacks"].values() for key in ("RMSE", "SSIM")]
     images = next(row["n"] for row in rows if "n" in row)

@@ -85,7 +85,9 @@ def prior(plan: Plan, batch: int) -> Row:
         return _timed(plan, variants)
     recording, recorded = workload.attack(compilation="auto", parametrization=DeepImagePrior())
     variants["recorded"] = partial(recording.step, recorded)
-    return _recorded(_timed(plan, variants), recorded)
+    row = _recorded(_timed(plan, variants), recorded)
+    drawing = recording.parametrization.refused
+    return {**row, "images_not_recorded": sorted(drawing)} if drawing else row
 
 
 def compiled(plan: Plan, batch: int, compilation: Compilation) -> Iterator[Row]:

@@ -113,19 +113,16 @@ table("nvflare_digits", "nvflare_digits")(_grid)
 @table("kariyappa2023_conv", "kariyappa2023_conv")
 def feature_inversion(record: Content) -> str:
     """Features and images by attack, of one batch size without a defense."""
-    return _variants(record, "kariyappa2023_conv", {"feature_cosine": "cosine of features"})
-
-
-def _variants(record: Content, file: str, more: Mapping[str, str]) -> str:
-    """Metrics by attack of a configuration without a defense, `more` before the images' own, and of baselines."""
     rows = select(_cells(record), defense="none")
-    titles = {name: attack["title"] for name, attack in configuration(f"evaluate/{file}.yaml")["attacks"].items()}
-    specs = {**dict.fromkeys(more, ".3f"), "rmse": ".3f", "ssim": ".3f", "seconds": ".0f"}
-    lines = [[titles[row["attack"]], *(shown(row.get(key), spec) for key, spec in specs.items())] for row in rows]
+    attacks = configuration("evaluate/kariyappa2023_conv.yaml")["attacks"]
+    specs = {"feature_cosine": ".3f", "rmse": ".3f", "ssim": ".3f", "seconds": ".0f"}
+    lines = [
+        [attacks[row["attack"]]["title"], *(shown(row.get(key), spec) for key, spec in specs.items())] for row in rows
+    ]
     baselines = {"nearest public image": "nearest_public_rmse", "mean image": "mean_image_rmse"}
-    lines += [[title, *[""] * len(more), shown(rows[0][key], ".3f")] for title, key in baselines.items()]
+    lines += [[title, "", shown(rows[0][key], ".3f")] for title, key in baselines.items()]
     sizes = f"{rows[0]['n']:.0f} images in {rows[0]['n_batches']:.0f} batches"
-    return f"{markdown(['', *more.values(), 'RMSE', 'SSIM', 'seconds'], lines)}\n\n{sizes}."
+    return f"{markdown(['', 'cosine of features', 'RMSE', 'SSIM', 'seconds'], lines)}\n\n{sizes}."
 
 
 def _angles(row: Row) -> str:

@@ -17,7 +17,7 @@ from benchmarks.gpu.plan import Plan, attempt
 from benchmarks.record import Row, alternate, ratios, spread
 from benchmarks.workload import Workload
 from lit_recon.attacks.base import Execution
-from lit_recon.attacks.updates import DeepImagePrior, MatchingState
+from lit_recon.attacks.updates import DeepImagePrior, GradientMatching, MatchingState
 from lit_recon.attacks.updates.gradient_matching.matching import Compilation, MatchingTerms
 from lit_recon.clients import BatchNormMode
 
@@ -71,7 +71,7 @@ def eager(plan: Plan, batch: int, mode: BatchNormMode) -> Row:
         recording, recorded = workload.attack(compilation="auto")
         variants["recorded"] = partial(recording.step, recorded)
         variants["recorded_derivative"] = partial(recorded.matching, images, labels, [0])
-        return _recorded(_timed(plan, variants), recorded)
+        return _recorded(_timed(plan, variants), (recording, recorded))
     return _timed(plan, variants)
 
 
@@ -85,9 +85,7 @@ def prior(plan: Plan, batch: int) -> Row:
         return _timed(plan, variants)
     recording, recorded = workload.attack(compilation="auto", parametrization=DeepImagePrior())
     variants["recorded"] = partial(recording.step, recorded)
-    row = _recorded(_timed(plan, variants), recorded)
-    drawing = recording.parametrization.refused
-    return {**row, "images_not_recorded": sorted(drawing)} if drawing else row
+    return _recorded(_timed(plan, variants), (recording, recorded))
 
 
 def compiled(plan: Plan, batch: int, compilation: Compilation) -> Iterator[Row]:
@@ -128,15 +126,15 @@ def several(plan: Plan, victims: int) -> Row:
     workload = Workload.build(1, victims=victims, width=plan.sizes.width, device=plan.device)
     executions: tuple[Execution, ...] = ("loop", "vmap")
     variants: Variants = {"forward_backward": workload.forward_backward}
-    states = []
+    running = []
     for execution in executions:
         attack, state = workload.attack(execution)
         variants[execution] = partial(attack.step, state)
         if plan.on_gpu:
             recording, recorded = workload.attack(execution, "auto")
             variants[f"recorded_{execution}"] = partial(recording.step, recorded)
-            states.append(recorded)
-    row = _recorded(_timed(plan, variants), *states)
+            running.append((recording, recorded))
+    row = _recorded(_timed(plan, variants), *running)
     medians = {name: row["seconds"][name]["median"] for name in variants if name != "forward_backward"}
     row["iterations_per_second"] = {name: round(1 / median, 2) for name, median in medians.items()}
     row["victim_iterations_per_second"] = {name: round(victims / median, 2) for name, median in medians.items()}
@@ -162,10 +160,12 @@ def _candidates(state: MatchingState) -> tuple[Tensor, Tensor]:
     return torch.rand(len(state.problems), *shape, device=labels.device), labels
 
 
-def _recorded(row: Row, *states: MatchingState) -> Row:
-    """The row, and what could not be recorded."""
-    refused = sorted({reason for state in states for reason in state.matching.refused})
-    return {**row, "not_recorded": refused} if refused else row
+def _recorded(row: Row, *running: tuple[GradientMatching, MatchingState]) -> Row:
+    """The row, and why kernels of these attacks could not be recorded."""
+    refused = {
+        reason for attack, state in running for reason in state.matching.refused | attack.parametrization.refused
+    }
+    return {**row, "not_recorded": sorted(refused)} if refused else row
 
 
 def _with_tensor_float(run: Callable[[], None]) -> Callable[[], None]:

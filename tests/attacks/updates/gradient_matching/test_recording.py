@@ -104,6 +104,19 @@ def test_an_attack_on_a_gpu_records_its_iterations(execution: Execution) -> None
     torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-3)
 
 
+@on_gpu
+@pytest.mark.parametrize("execution", ["loop", "vmap"])
+def test_a_recorded_data_term_computes_what_the_launched_one_does(execution: Execution) -> None:
+    workload = Workload.build(batch=2, victims=2, width=8, device="cuda")
+    states = [workload.attack(execution, compilation)[1] for compilation in ("auto", "none")]  # type: ignore[arg-type]  # a literal
+    labels = torch.stack([problem.labels for problem in states[0].problems])
+    images = torch.rand(2, 2, 3, 32, 32, device="cuda")
+    states[0].matching(torch.rand_like(images), labels, [0, 1])
+    found, expected = (state.matching(images, labels, [0, 1]) for state in states)
+    torch.testing.assert_close(found.matching, expected.matching)
+    torch.testing.assert_close(found.images, expected.images, rtol=1e-3, atol=1e-6)
+
+
 class FakeGPU:
     """Stands in for `torch.cuda`: a recording is what the function says that its kernels do."""
 

@@ -42,10 +42,20 @@ def _levels(grid: Row) -> Iterator[tuple[str, float | None]]:
         yield from ((name, value) for value in family["values"])
 
 
+def _files(grid: Row) -> dict[str, Row]:
+    """The configurations of the grid's attacks."""
+    return {name: configuration(attack["config"].removeprefix("configs/")) for name, attack in grid["attacks"].items()}
+
+
 def _malicious(grid: Row) -> list[str]:
     """The attacks whose server modifies the model."""
-    files = {name: configuration(attack["config"].removeprefix("configs/")) for name, attack in grid["attacks"].items()}
-    return [name for name, file in files.items() if file.get("server")]
+    return [name for name, file in _files(grid).items() if file.get("server")]
+
+
+def _informed(grid: Row) -> list[str]:
+    """The attacks that know the BatchNorm statistics of the client's batch."""
+    files = _files(grid).items()
+    return [name for name, file in files if file.get("knowledge", {}).get("batch_norm") == "batch"]
 
 
 @table("liu2025_table4_small", f"all {_GRID}_**")
@@ -133,7 +143,8 @@ def equal_price(records: Sequence[Content], name: str) -> str:
     grid = configuration(f"evaluate/{name}.yaml")
     malicious, left_out = _malicious(grid), grid.get("without", [])
     titles = {name: attack["title"] for name, attack in grid["attacks"].items()}
-    sides = sorted(sides_of(titles, malicious, left_out), key=lambda side: bool(malicious) and not side.barred)
+    sides = sides_of(titles, malicious, left_out, _informed(grid))
+    sides.sort(key=lambda side: bool(malicious) and not side.barred)
     found = [one for side in sides if (one := _compared(grid, records, side)) is not None]
     if not found:
         return NOT_MEASURED

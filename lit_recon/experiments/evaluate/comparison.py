@@ -28,20 +28,31 @@ class Side(NamedTuple):
         return f", {self.title.replace(self.servers, servers, 1)}" if self.title else ""
 
 
-def sides_of(attacks: Mapping[str, str], malicious: Collection[str], without: Sequence[str]) -> list[Side]:
-    """All attacks; where some servers are malicious, the others; and the last of these without those of `without`.
+def sides_of(
+    attacks: Mapping[str, str],
+    malicious: Collection[str],
+    without: Sequence[str],
+    batch_statistics: Collection[str] = (),
+) -> list[Side]:
+    """All attacks; where some servers are malicious, the others; and these without those that know, or are, more.
 
     Args:
         attacks: titles by name.
         malicious: names of attacks by malicious servers, if honest ones attack as well.
         without: names of attacks that the comparison is repeated without.
+        batch_statistics: names of attacks that know the BatchNorm statistics of the client's batch.
     """
     found = [Side("", "any server" if malicious else "", "", frozenset())]
     if malicious:
         found.append(Side("honest", "honest servers", "", frozenset(malicious)))
+    strict = found[-1]
+    barred = strict.barred | {*batch_statistics}
+    if barred > strict.barred and {*attacks} - barred:
+        servers = f"{strict.servers or 'servers'} without batch statistics"
+        found.append(Side("no_statistics", servers, "", barred))
     if without:
         titles = " and ".join(attacks.get(name, name) for name in without)
-        found.append(Side("without", found[-1].servers, titles, found[-1].barred | {*without}))
+        found.append(Side("without", strict.servers, titles, strict.barred | {*without}))
     return found
 
 

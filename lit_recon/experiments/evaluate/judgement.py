@@ -115,16 +115,18 @@ def pareto_front(points: Sequence[Level]) -> list[Level]:
 
 
 def verdicts(evaluation: Evaluation) -> list[tuple[str, list[str]]]:
-    """Title of every defense, with a sentence per batch size, and another where honest servers only change it."""
+    """Title of every defense, with a sentence per batch size, and others where fewer attackers change it."""
     found: list[tuple[str, list[str]]] = []
     for name, title in evaluation.defenses.items():
         sentences = []
         for size in evaluation.batch_sizes:
-            said = _verdict(name, levels(evaluation, size))
-            sentences.append(f"Batch size {size}: {said}")
-            honest = _verdict(name, levels(evaluation, size, evaluation.malicious))
-            if evaluation.has_both_servers and honest != said:
-                sentences.append(f"Batch size {size}, honest servers only: {honest}")
+            said = ""
+            for side in evaluation.sides:
+                verdict = said if side.without else _verdict(name, levels(evaluation, size, side.barred))
+                if verdict != said:
+                    whose = f", {side.servers} only" if side.barred else ""
+                    sentences.append(f"Batch size {size}{whose}: {verdict}")
+                said = verdict
         found.append((title, sentences))
     return found
 

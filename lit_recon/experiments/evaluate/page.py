@@ -116,6 +116,10 @@ def _verdicts(evaluation: Evaluation, compared: Sequence[DefenseComparison]) -> 
         "verdicts are for any server, then for honest ones only where that makes a difference."
         if evaluation.has_both_servers
         else "",
+        "Some attackers know the BatchNorm statistics of the client's batch, which only clients that send them along "
+        "give away: verdicts without these attackers follow where that makes a difference."
+        if any(side.key == "no_statistics" for side in evaluation.sides)
+        else "",
     ]
     parts = [Panel(f"At equal utility. {title}", items=found) for title, found in conclusions(evaluation, compared)]
     parts += [Panel(title, items=found) for title, found in verdicts(evaluation)]

@@ -107,10 +107,11 @@ class CellResult:
 class Evaluation:
     """All cells of an evaluation in the order of its grid.
 
-    Attacks and defenses are titles by name, `malicious` the names of attacks whose server modifies the model, and
-    `networks` descriptions by name of attacks that do not use the grid's. `without` are attacks that some comparisons
-    leave out. `measures` are the package's own, then others that the cells measured. `own_trainings` are settings by
-    name of defenses behind which networks are not trained as the grid's.
+    Attacks and defenses are titles by name, `malicious` the names of attacks whose server modifies the model,
+    `batch_statistics` of those that know the BatchNorm statistics of the client's batch, and `networks` descriptions by
+    name of attacks that do not use the grid's. `without` are attacks that some comparisons leave out. `measures` are
+    the package's own, then others that the cells measured. `own_trainings` are settings by name of defenses behind
+    which networks are not trained as the grid's.
     """
 
     folder: RunFolder
@@ -125,6 +126,7 @@ class Evaluation:
     measures: Mapping[str, Measure]
     without: list[str] = field(default_factory=list)
     own_trainings: Mapping[str, str] = field(default_factory=dict)
+    batch_statistics: list[str] = field(default_factory=list)
 
     @classmethod
     def read(cls, folder: RunFolder | Path | str) -> Evaluation:
@@ -138,7 +140,7 @@ class Evaluation:
             bounds = read_metrics(grid.bounds) if grid.bounds.is_file() else {}
             cells = [_result(grid, entry, bounds.get(entry["folder"])) for entry in content["cells"]]
             measures = MEASURES | {key: measure for cell in cells for key, measure in cell.measures.items()}
-            # files of earlier releases say nothing about networks, the metric and what it compares
+            # files of earlier releases say nothing about networks, statistics, the metric and what it compares
             key = content.get("metric", "rmse")
             of = content.get("of", "features" if key.startswith("feature_") else "images")
             return cls(
@@ -154,6 +156,7 @@ class Evaluation:
                 measures,
                 content.get("without", []),
                 content.get("trainings", {}),
+                content.get("batch_statistics", []),
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise CorruptFileError(
@@ -185,13 +188,20 @@ class Evaluation:
     @property
     def has_both_servers(self) -> bool:
         """Whether both honest-but-curious and malicious servers attack the grid's network."""
-        rivals = {cell.attack for cell in self.attacked if cell.applicable and cell.attack not in self.networks}
+        rivals = self._rivals
         return bool(rivals & set(self.malicious)) and bool(rivals - set(self.malicious))
 
     @property
+    def _rivals(self) -> set[str]:
+        """The attacks that are compared with each other."""
+        return {cell.attack for cell in self.attacked if cell.applicable and cell.attack not in self.networks}
+
+    @property
     def sides(self) -> list[Side]:
-        """All attacks; where there are both kinds of servers, honest ones; and either without those of `without`."""
-        return sides_of(self.attacks, self.malicious if self.has_both_servers else [], self.without)
+        """All attacks; of both kinds of servers the honest ones; these without statistics, and those of `without`."""
+        rivals = {name: title for name, title in self.attacks.items() if name in self._rivals}
+        informed = [name for name in self.batch_statistics if name in rivals]
+        return sides_of(rivals, self.malicious if self.has_both_servers else [], self.without, informed)
 
     def trainings(self, defense: str, strength: float | None) -> list[CellResult]:
         """The finished trainings under a defense, one for each seed."""
@@ -225,9 +235,10 @@ class Evaluation:
         return f"{self.defenses.get(defense, defense)} {strength:g}"
 
     def attack_title(self, cell: CellResult) -> str:
-        """An attack in words, with a malicious server, its own network, or lack of knowledge of the defense."""
+        """An attack in words, with its server, what it knows of the batch and the defense, and its own network."""
         name = self.attacks.get(cell.attack, cell.attack)
         server = ", malicious server" if cell.attack in self.malicious else ""
+        server += ", knows batch statistics" if cell.attack in self.batch_statistics else ""
         network = f", on {self.networks[cell.attack]}" if cell.attack in self.networks else ""
         return f"{name}{server}{network}{', defense unknown' if cell.aware is False else ''}"
 
@@ -264,7 +275,7 @@ def _check_grid(content: Mapping[str, Any]) -> None:
     for name in ("attacks", "defenses", "networks", "trainings"):
         if not all(isinstance(title, str) for title in content.get(name, {}).values()):
             raise ValueError(f"{name} must be texts by name")
-    for name in ("malicious", "without"):
+    for name in ("malicious", "without", "batch_statistics"):
         listed = content.get(name, [])
         if not isinstance(listed, list) or not all(isinstance(one, str) for one in listed):
             raise ValueError(f"{name} must be a list of names")

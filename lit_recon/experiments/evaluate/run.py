@@ -39,7 +39,7 @@ from lit_recon.metrics import PerceptualDistance, metrics_of
 from lit_recon.modules.data import VictimDataModule
 from lit_recon.modules.loggers import finish, log_grid, log_table
 from lit_recon.records import SimulatedDefense, Update, Weights
-from lit_recon.reporting.provenance import flatten
+from lit_recon.reporting.provenance import find_setting, flatten
 from lit_recon.reporting.record import read_json
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.writing import Scalar
@@ -226,12 +226,19 @@ def _refuse_unavailable(settings: EvaluateSettings) -> None:
         raise MissingDataError(f"metric is {settings.metric}, which cannot be loaded: {reason}")
 
 
+def _knows_statistics(settings: Mapping[str, Any]) -> bool:
+    """Whether an attack is given the BatchNorm statistics of the client's batch, and the network, if known, has any."""
+    norm = find_setting(settings, "backbone.trunk.norm")
+    return find_setting(settings, "knowledge.batch_norm") == "batch" and norm in (None, "batch")
+
+
 def _description(settings: EvaluateSettings, cells: Sequence[GridCell], own: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "cells": [cell.entry() for cell in cells],
         "attacks": {name: attack.title or name for name, attack in settings.attacks.items()},
         # marked in every table and verdict: these servers are malicious, not honest but curious
         "malicious": sorted({c.attack for c in cells if c.settings.get("server")}),
+        "batch_statistics": sorted({c.attack for c in cells if _knows_statistics(c.settings)}),
         "defenses": {name: family.title or name for name, family in settings.defenses.items()},
         "networks": {
             cell.attack: network

@@ -48,6 +48,19 @@ def test_where_another_defense_or_none_is_best_it_is_said() -> None:
     )
 
 
+def test_honest_servers_are_told_apart_by_what_they_know() -> None:
+    titles = {"own": "exact maps", "other": "inversion", "bad": "Robbing the Fed"}
+    sides = sides_of(titles, ["bad"], ["own"], ["other"])
+    assert [(side.title, {*side.barred}) for side in sides] == [
+        ("any server", set()),
+        ("honest servers", {"bad"}),
+        ("honest servers without batch statistics", {"bad", "other"}),
+        ("honest servers, without exact maps", {"bad", "own"}),
+    ]
+    # a malicious server's statistics change nothing among honest ones
+    assert len(sides_of(titles, ["bad"], ["own"], ["bad"])) == 3
+
+
 def test_a_single_defense_is_not_called_the_best() -> None:
     found = compared(2, clip=[protection(0.1, strengths=(None,)), protection(0.2, 1.0)])
     assert conclude(NAMES, found) == (

@@ -118,6 +118,16 @@ def test_a_defense_may_need_another_network_in_training_but_not_under_attack(att
     assert all("trunk" not in cell.settings["backbone"] for cell in cells if cell.kind == "attack")
 
 
+@pytest.mark.parametrize(("norm", "told"), [("batch", ["informed"]), ("group", [])])
+def test_the_page_is_told_which_attacks_know_batch_statistics(attack: GridAttack, norm: str, told: list[str]) -> None:
+    """A network without BatchNorm layers has no such statistics."""
+    informed = GridAttack(attack.config, {**attack.settings, "knowledge": {"batch_norm": "batch"}})
+    settings = EvaluateSettings(attacks={"some": attack, "informed": informed}, defenses={})
+    trunk = {"class_path": "ConvNet", "init_args": {"norm": norm}}
+    own = {**COMMON, "backbone": {**COMMON["backbone"], "trunk": trunk}}
+    assert _description(settings, build_cells(settings, own), own)["batch_statistics"] == told
+
+
 def test_the_ends_of_a_defense_are_trained_several_times(attack: GridAttack) -> None:
     """Three strengths and three repetitions: the one between is trained once; each repetition has its own seed."""
     noise = DefenseFamily({"defense": {"class_path": "GaussianNoise"}}, "defense.init_args.std", [0.01, 0.1, 1.0])

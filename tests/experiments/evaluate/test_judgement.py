@@ -224,6 +224,30 @@ def test_servers_are_told_apart(evaluated: RunFolder) -> None:
     assert {row["attack"] for row in rows if row["strongest_honest"] == "true"} == {"near"}
 
 
+def test_attacks_that_know_batch_statistics_are_told_apart(evaluated: RunFolder) -> None:
+    # the one that knows them alone breaks pruning 0.99, and noise is broken by both
+    rescore(evaluated, "prune", 0.99, "far", 0.03)
+    change(evaluated, malicious=[], batch_statistics=["far"])
+    evaluation = Evaluation.read(evaluated)
+    assert [side.title for side in evaluation.sides] == ["", "servers without batch statistics"]
+    (table,) = attack_tables(evaluation)
+    assert table.header[1:3] == ["Near", "Far, knows batch statistics"]
+    said = dict(verdicts(evaluation))
+    every, uninformed = said["pruning"]
+    assert "Batch size 2: no strength of the grid stops the strongest attack." in every
+    assert "Batch size 2, servers without batch statistics only: pruning 0.99 stops the strongest attack" in uninformed
+    assert "Some attackers know the BatchNorm statistics of" in build_evaluation(evaluated.path).read_text()
+    figures = json.loads(evaluated.metrics.read_text())
+    place = "prune_0.99.b2"
+    assert (figures[f"strongest.{place}"], figures[f"strongest_no_statistics.{place}"]) == ("far", "near")
+
+
+@pytest.mark.parametrize("attacks", [["near", "far"], []])
+def test_where_all_or_none_know_batch_statistics_none_are_told_apart(evaluated: RunFolder, attacks: list[str]) -> None:
+    change(evaluated, malicious=[], batch_statistics=attacks)
+    assert [side.title for side in Evaluation.read(evaluated).sides] == [""]
+
+
 def test_honest_servers_alone_need_no_second_verdict(evaluated: RunFolder) -> None:
     change(evaluated, malicious=[])
     assert all(len(sentences) == 1 for _, sentences in verdicts(Evaluation.read(evaluated)))

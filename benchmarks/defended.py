@@ -104,11 +104,11 @@ class Defended:
 
 
 def cells(kind: str) -> Iterator[Defended]:
-    """The rows of a kind of defense; those with statistics of the batch for every second strength."""
+    """The rows of a kind of defense; with statistics of the batch every second one, if known all of single images."""
     for number, name in enumerate(DEFENSES[kind]):
         for batch, draws in ((1, 8), (4, 4)):
             for mode in (*get_args(BatchNormMode), KNOWN):
-                if mode == "eval" or number % 2 == 1 or len(DEFENSES[kind]) == 1:
+                if mode == "eval" or number % 2 == 1 or len(DEFENSES[kind]) == 1 or (mode == KNOWN and batch == 1):
                     yield Defended(name, batch, mode, draws)
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -84,12 +84,25 @@ def pure_copy(model: nn.Module, mode: BatchNormMode) -> nn.Module:
     return copied.requires_grad_(False)
 
 
+@contextmanager
+def recording(norms: Mapping[str, Any]) -> Iterator[None]:
+    """While it lasts, the BatchNorm layers of a `pure_copy` hold in `recorded` what reached them in a forward pass."""
+    for norm in norms.values():
+        norm.recording = True
+    try:
+        yield
+    finally:
+        for norm in norms.values():
+            norm.recording, norm.recorded = False, None
+
+
 def _record(layer: Any, given: tuple[Tensor, ...]) -> None:
     """Mean and biased variance per channel of a layer's input `(n, f, ...)`."""
     if layer.recording:
         axes = [axis for axis in range(given[0].dim()) if axis != 1]
-        var, mean = torch.var_mean(given[0], dim=axes, correction=0)
-        layer.recorded = LayerStatistics(mean=mean, var=var)
+        mean = given[0].mean(axes, keepdim=True)
+        # twice as fast as torch.var_mean on a CPU, with its derivatives
+        layer.recorded = LayerStatistics(mean=mean.flatten(), var=(given[0] - mean).square().mean(axes))
 
 
 @torch.enable_grad()
@@ -176,14 +189,9 @@ class GradientOperator:
 
     def _recorded_loss(self, weights: Weights, batch: Batch, norms: dict[str, Any]) -> tuple[Tensor, BatchStatistics]:
         """The loss, and the statistics of the inputs of `norms`."""
-        for norm in norms.values():
-            norm.recording = True
-        try:
+        with recording(norms):
             loss = self.loss(weights, batch)
             return loss, {name: _recorded(name, norm.recorded) for name, norm in norms.items()}
-        finally:
-            for norm in norms.values():
-                norm.recording, norm.recorded = False, None
 
     def _run(
         self, weights: Weights, batch: Batch, differentiable: Differentiable, norms: dict[str, Any]

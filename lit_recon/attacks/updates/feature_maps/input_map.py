@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lit_recon.attacks.updates.gradient_matching.priors import relative_misfit
 from lit_recon.clients import LocalSteps
 from lit_recon.clients.aggregate import one_client
-from lit_recon.clients.gradient import pure_copy
-from lit_recon.records import Batch, BatchNormMode, ForwardOperator, Observation
+from lit_recon.clients.gradient import pure_copy, recording
+from lit_recon.records import Batch, BatchNormMode, BatchStatistics, ForwardOperator, Observation
 from lit_recon.solving import least_squares
 
 #: Difference of the batch statistics of images from known ones up to which these tell brightness and contrast.
@@ -30,7 +31,8 @@ class InputMap:
     Args:
         observation: of the public model; its parameters and buffers are read.
         layers: name of the convolution, or names of several.
-        batch_norm: mode of BatchNorm layers, as in the client.
+        batch_norm: mode of BatchNorm layers, as in the client; statistics of its batch that are known are used instead
+            of those of the candidates.
         covers: for each layer, which entries of its maps are kept, bool `(c, h, w)`; the others are zero. None: all.
         parameters: of the model, by default the observed public ones.
     """
@@ -45,8 +47,12 @@ class InputMap:
     ) -> None:
         names = [layers] if isinstance(layers, str) else list(layers)
         self._covers = None if covers is None else [cover.flatten().to(observation.like) for cover in covers]
-        self._module = _UpTo(pure_copy(observation.model, batch_norm), names)
-        public = {**(observation.parameters if parameters is None else parameters), **observation.buffers}
+        self._known = known_statistics(observation)
+        self._module = _UpTo(pure_copy(observation.model, "eval" if self._known else batch_norm), names)
+        known = {
+            f"{name}.running_{key}": value for name, one in self._known.items() for key, value in one._asdict().items()
+        }
+        public = {**(observation.parameters if parameters is None else parameters), **observation.buffers, **known}
         self._public = {f"model.{name}": value for name, value in public.items()}
 
     def doubled(self) -> InputMap:
@@ -71,6 +77,16 @@ class InputMap:
         reached: list[Tensor] = torch.func.functional_call(self._module, self._public, (images,))
         return reached
 
+    def with_misfit(self, images: Tensor) -> tuple[list[Tensor], Tensor | None]:
+        """The same, and how far statistics of all images are from known ones, mean over layers; None: unknown."""
+        if not self._known:
+            return self.each(images), None
+        norms: dict[str, Any] = {name: self._module.model.get_submodule(name) for name in self._known}
+        with recording(norms):
+            maps = self.each(images)
+            reached = {name: norm.recorded for name, norm in norms.items() if norm.recorded is not None}
+        return maps, torch.stack([relative_misfit(own, self._known[name]) for name, own in reached.items()]).mean()
+
 
 def concatenated(maps: Sequence[Tensor], norms: Tensor | None = None) -> Tensor:
     """Maps `(n, c h w)` of `l` layers as one vector per image, divided by `norms (n, l)` or by their own."""
@@ -81,11 +97,38 @@ def concatenated(maps: Sequence[Tensor], norms: Tensor | None = None) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1) / len(parts) ** 0.5
 
 
+def centred(observation: Observation) -> bool:
+    """Whether the client's BatchNorm layers use statistics of its batch: gradients show patches less their mean."""
+    return observation.operator.batch_norm == "train" and bool(_norms(observation))
+
+
 def coupled(observation: Observation) -> bool:
-    """Whether statistics of the batch make the maps of an image depend on the others, and hide the batch's contrast."""
-    return observation.operator.batch_norm == "train" and any(
-        isinstance(module, nn.modules.batchnorm._BatchNorm) for module in observation.model.modules()
-    )
+    """Whether statistics of the batch make the maps of an image depend on the others, and hide the batch's contrast.
+
+    Not where the attacker knows them: with these the maps of every image depend on it alone.
+    """
+    return centred(observation) and not known_statistics(observation)
+
+
+def known_statistics(observation: Observation) -> BatchStatistics:
+    """The known statistics of the client's batch, with which evaluation mode is what the client did.
+
+    Empty: its layers do not use statistics of the batch, some are not known, or there are further steps or clients.
+    """
+    known, norms = observation.batch_statistics or {}, _norms(observation)
+    rule, clients = one_client(observation.operator)
+    steps = rule.steps if isinstance(rule, LocalSteps) else 1
+    if not centred(observation) or clients * steps > 1:
+        return {}
+    if any(name not in known or module.running_mean is None for name, module in norms.items()):
+        return {}
+    return {name: known[name] for name in norms}
+
+
+def _norms(observation: Observation) -> dict[str, nn.modules.batchnorm._BatchNorm]:
+    """The BatchNorm layers of the model by name."""
+    modules = observation.model.named_modules()
+    return {name: module for name, module in modules if isinstance(module, nn.modules.batchnorm._BatchNorm)}
 
 
 def likely_contrast(observation: Observation, images: Tensor) -> Tensor:
@@ -221,12 +264,17 @@ class Passes:
         if mode == "eval":
             chosen = [[torch.cat(parts)] for parts in chosen]
         self._chosen = [chosen[step % batches] for step in range(len(weights))]
+        self._told = len(weights) == 1
 
     def of(self, n: int) -> Passes:
         """The first pass for another number of images, which do not depend on each other."""
         other = copy.copy(self)
-        other._inputs, other._chosen = self._inputs[:1], [[torch.arange(n)]]
+        other._inputs, other._chosen, other._told = self._inputs[:1], [[torch.arange(n)]], False
         return other
+
+    def with_misfit(self, images: Tensor) -> tuple[list[Tensor], Tensor | None]:
+        """The maps, and the misfit of the statistics of images that the attacker knows, see `InputMap.with_misfit`."""
+        return self._inputs[0].with_misfit(images) if self._told else (self(images), None)
 
     def __call__(self, images: Tensor) -> list[Tensor]:
         """Maps `(passed_images, c, h, w)` of every layer, in any order, for images `(n, c, h, w)`; differentiable."""

@@ -281,13 +281,21 @@ class MatchedRows(Generic[Rows_co]):
 
     def patches(self, images: Tensor) -> list[Tensor]:
         """Patches `(places of all images in all passes, c k k)` of images `(n, c, h, w)` in front of the layers."""
-        pairs = zip(self.rows, self.passes(images), strict=True)
+        return self._patches(self.passes(images))
+
+    def _patches(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        pairs = zip(self.rows, inputs, strict=True)
         return [one.layer.patches(maps).transpose(1, 2).flatten(0, 1) for one, maps in pairs]
 
     def residual(self, images: Tensor, held: bool = False) -> Tensor:
-        """Sum of the squares that the patches of images leave of the rows; `held`: see `ObservedRows.residual`."""
-        pairs = zip(self.rows, self.patches(images), strict=True)
-        return torch.stack([one.residual(own, held) for one, own in pairs]).sum()
+        """Sum of the squares that the patches of images leave of the rows.
+
+        `held`: for searches. See `ObservedRows.residual`; known statistics of the batch count as much as the rows.
+        """
+        inputs, misfit = self.passes.with_misfit(images) if held else (self.passes(images), None)
+        pairs = zip(self.rows, self._patches(inputs), strict=True)
+        left = torch.stack([one.residual(own, held) for one, own in pairs]).sum()
+        return left if misfit is None else left + self.squares * misfit
 
     def left(self, images: Tensor) -> float:
         """The share of the squares of the rows that the patches of images leave."""

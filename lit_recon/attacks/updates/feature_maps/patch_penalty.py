@@ -26,6 +26,7 @@ from torch import Tensor
 from lit_recon.attacks.updates.feature_maps.convolutions import TokenLayer
 from lit_recon.attacks.updates.feature_maps.input_map import (
     Passes,
+    centred,
     coupled,
     likely_contrast,
     other_contrasts,
@@ -41,8 +42,7 @@ from lit_recon.records import Batch, Noise, Observation, Reconstruction
 if TYPE_CHECKING:
     from lit_recon.attacks.updates.feature_maps.heavy_tails import HeavyTails
 
-#: Share of the squares of the rows searched by from which on further iterations are not worth their time; in a batch of
-#: n images, whose smallest gradients count little, over n.
+#: Share of the squares of the searched rows from which on iterations are not worth their time; of n images, over n.
 SOLVED = 2e-6
 #: Equations of layers, for every pixel of a batch, with which images are sought by these alone.
 AMPLE = 2.0
@@ -56,19 +56,19 @@ _EXPLAINED = 4.0
 _LIKE_NOISE = 1.2
 #: Share of the squares of gradients without noise that the patches of the images may leave.
 _LEFT = 1e-6
-#: The same, relative to what they would leave with another brightness or contrast. A search that has not ended errs
-#: most where gradients tell least: 15 times as far as along these directions where this was measured.
+#: The same, relative to what another brightness or contrast would leave. A search that has not ended errs most where
+#: gradients tell least: 15 times as far as along these directions where this was measured.
 _DETERMINED = 2e-3
 #: Share of the squares of patches outside of their span at which a search of a single image ends.
 _ALONE = 1.5e-7
 #: Share of the iterations after which a search ends in a local minimum that still leaves a share of the squares.
 _PATIENCE, _STUCK = 0.33, 2e-3
-#: Share of what a search leaves at which another one from its images ends.
-_FURTHER = 0.1
-#: Nats per pixel by which a step lowers minus the log-likelihood, below which images are found as far as noise allows.
-_SETTLED = 2.5e-4
-#: The same behind heavy tails, below which images are near enough for rows around them, which take longer.
-_NEARLY = 1.0
+#: Share of the loss by which steps of a search lower it that is not stuck; and that of what a search leaves at which
+#: another one from its images ends.
+_FALLING, _FURTHER = 0.02, 0.1
+#: Nats per pixel by which a step lowers minus the log-likelihood, below which images are as near as noise allows; and,
+#: behind heavy tails, near enough for rows around them, which take longer.
+_SETTLED, _NEARLY = 2.5e-4, 1.0
 #: Share of the squares at which images of a batch are told apart, so that each can be sought by itself; and the share
 #: of the iterations after which they are, told apart or not.
 _APART, _TOGETHER = 0.05, 0.2
@@ -197,7 +197,7 @@ class PatchPenalty(Penalty):
             return progress > self.tempered and fell * first**2 / last**2 < _SETTLED * self.weight
         left = 2 * loss * self.stds[0] ** 2 * self.pixels / (self.weight * self.searched.squares)
         stuck = left > (_NEAR if self.on_a_line else _STUCK) and progress >= self.patience
-        return left <= self.enough or stuck
+        return left <= self.enough or (stuck and not _FALLING * loss < fell < math.inf)
 
     def renews(self, progress: float, fell: float) -> bool:
         first, last = self.stds
@@ -242,12 +242,12 @@ class PatchPenalty(Penalty):
         )
         if unknown or len(found.images) == 1:
             return None
-        return misplaced_images(self.searched, found.images, coupled(self.observation), _STUCK)
+        return misplaced_images(self.searched, found.images, centred(self.observation), _STUCK)
 
     @property
     def separable(self) -> bool:
         """Whether patches of every image of the batch lie in known spans by themselves."""
-        alone = self.noise is None and not self.on_a_line and not coupled(self.observation)
+        alone = self.noise is None and not self.on_a_line and not centred(self.observation)
         known = all(one.observed is None for one in self.searched.rows)
         return alone and known and self.observation.n_examples > 1
 

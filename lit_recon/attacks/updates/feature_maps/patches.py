@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lit_recon.attacks.updates.feature_maps.convolutions import find_convolutions, find_token_layers
-from lit_recon.attacks.updates.feature_maps.input_map import Passes, coupled, passed_images
+from lit_recon.attacks.updates.feature_maps.input_map import Passes, centred, known_statistics, passed_images
 from lit_recon.attacks.updates.feature_maps.observed_rows import (
     Layer,
     MatchedRows,
@@ -31,6 +31,9 @@ _ENOUGH_LAYERS = 2
 _FAINT = 0.5
 #: Share of the squares at which a search on a straight line of weights of local steps ends.
 _ROUGHLY = 1e-3
+#: Factor of the share at which a search with known statistics of the batch ends: these count in it as much as the rows,
+#: which alone have to explain the gradients then.
+_TOLD = 0.1
 
 
 class PatchMatching:
@@ -112,7 +115,7 @@ class PatchMatching:
         # bounds on hidden entries only guide the search
         unbounded = tuple(replace(one, bound=None) for one in rows)
         judged = MatchedRows(unbounded, Passes(observation, [one.layer.name for one in rows]))
-        enough = SOLVED / observation.n_examples
+        enough = SOLVED / observation.n_examples * (_TOLD if known_statistics(observation) else 1.0)
         penalty = PatchPenalty(observation, judged, judged, None, self.weight, self.tempered, (), enough)
         if penalty.freedom < penalty.pixels:
             raise UnsupportedModelError(
@@ -170,7 +173,7 @@ def _without_noise(penalty: PatchPenalty, rows: tuple[ObservedRows, ...], note: 
     completed = [completed_rows(one, observation) for one in chosen]
     if searched := [one for one in completed if one]:
         note += f"; hidden entries of {len(searched)} layers completed"
-    if several and not coupled(observation):
+    if several and not centred(observation):
         pairs = zip(completed, chosen, strict=True)
         known = [one or own.condensed(True) for one, own in pairs if one or own.observed is None]
         # images are told apart and sought one by one where spans are known

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lit_recon.attacks.updates.feature_maps.input_map import coupled
+from lit_recon.attacks.updates.feature_maps.input_map import centred
 from lit_recon.attacks.updates.feature_maps.observed_rows import RIDGE, SHORT, LayerRows, MatchedRows, ObservedRows
 from lit_recon.attacks.updates.noise import edge
 from lit_recon.clients import LocalSteps
@@ -151,14 +151,14 @@ def spans_of_first_step(rows: Sequence[ObservedRows], observation: Observation) 
     rule, clients = one_client(observation.operator)
     if not isinstance(rule, LocalSteps) or rule.optimizer != "sgd" or rule.batches > 1:
         return []
-    centred, spans = clients if coupled(observation) else 0, []
+    groups, spans = clients if centred(observation) else 0, []
     for one in rows:
         if one.observed is None and one.patches <= len(one.values):
             name = f"{one.layer.name}.weight"
             change = rule.least_change(name, observation.parameters[name]).square().mean().sqrt()
             rounding = float(change) / (12 * rule.steps) ** 0.5 * edge(*one.values.shape)
             patches = one.layer.places * observation.n_examples
-            found = SpanRows.of_first_step(one, patches, centred, _ROUNDED * rounding)
+            found = SpanRows.of_first_step(one, patches, groups, _ROUNDED * rounding)
             if len(found.values) >= found.patches:
                 spans.append(found)
     return spans

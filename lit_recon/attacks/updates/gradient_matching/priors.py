@@ -126,7 +126,7 @@ class BatchNormPrior:
 
     def __call__(self, statistics: BatchStatistics, targets: BatchStatistics) -> Tensor:
         """Unweighted penalty of one problem, a scalar."""
-        distance = _relative if self.relative else _absolute
+        distance = relative_misfit if self.relative else _absolute
         terms = [distance(statistics[name], known) for name, known in targets.items()]
         terms[0] = terms[0] * self.first_layer
         return torch.stack(terms).sum()
@@ -136,7 +136,8 @@ def _absolute(ours: LayerStatistics, known: LayerStatistics) -> Tensor:
     return _norm(ours.mean - known.mean) + _norm(ours.var - known.var)
 
 
-def _relative(ours: LayerStatistics, known: LayerStatistics) -> Tensor:
+def relative_misfit(ours: LayerStatistics, known: LayerStatistics) -> Tensor:
+    """Mean squares of the differences, of means relative to the standard deviation, of variances to twice theirs."""
     # channels that are zero everywhere have no variance
     scale = known.var + _SMALL * known.var.mean() + torch.finfo(known.var.dtype).tiny
     return ((ours.mean - known.mean).square() / scale).mean() + ((ours.var - known.var) / scale).square().mean() / 4

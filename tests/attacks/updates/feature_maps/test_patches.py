@@ -8,9 +8,10 @@ from torch import Tensor, nn
 
 from lit_recon.attacks.updates import PatchMatching
 from lit_recon.attacks.updates.feature_maps import patch_penalty, patches
-from lit_recon.attacks.updates.feature_maps.input_map import likely_contrast
+from lit_recon.attacks.updates.feature_maps.input_map import InputMap, known_statistics, likely_contrast
 from lit_recon.attacks.updates.feature_maps.patch_penalty import PatchPenalty
 from lit_recon.clients import Client
+from lit_recon.clients.client import LocalTraining
 from lit_recon.defenses import (
     DPSGD,
     Chain,
@@ -168,7 +169,52 @@ def test_known_statistics_tell_contrast_and_brightness(images: Tensor) -> None:
     other = 0.3 * images + torch.tensor([0.1, -0.05, 0.2]).view(3, 1, 1)
     torch.testing.assert_close(likely_contrast(seen, other), images, atol=1e-4, rtol=0)
     pale = 0.3 * (images - 0.5) + 0.5
-    torch.testing.assert_close(PatchMatching().prepare(seen).settled(pale), images, atol=1e-4, rtol=0)
+    told, hidden = (PatchMatching().prepare(one) for one in (seen, victim(images, None, mode="train")))
+    assert told.measure.left(images) < 1e-9
+    assert told.measure.left(pale) > 100 * hidden.measure.left(pale)
+    assert torch.equal(told.settled(pale), pale)  # nothing is left to guess
+
+
+def test_known_statistics_stand_in_for_those_of_the_candidates(images: Tensor) -> None:
+    """Maps of an image then are the client's at the true batch, and depend on no other image."""
+    seen = victim(images, None, mode="train", knowledge=Knowledge(batch_norm="batch"))
+    without = victim(images, None, mode="train")
+    known, unknown = (InputMap(one, "trunk.layers.3", "train") for one in (seen, without))
+    torch.testing.assert_close(known.each(images)[0], unknown.each(images)[0], atol=1e-4, rtol=0)
+    torch.testing.assert_close(known.each(images[1:])[0], known.each(images)[0][1:], atol=1e-5, rtol=0)
+    assert (unknown.each(images[1:])[0] - unknown.each(images)[0][1:]).abs().max() > 0.1
+    (maps, misfit), (_, far) = known.with_misfit(images), known.with_misfit(images[1:])
+    _, none = unknown.with_misfit(images)
+    assert torch.equal(maps[0], known.each(images)[0])
+    assert misfit is not None
+    assert far is not None
+    assert none is None
+    assert float(misfit) < 1e-9 < 1e-3 < float(far)
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_search_with_known_statistics_matches_them(
+    images: Tensor, monkeypatch: pytest.MonkeyPatch, told: bool
+) -> None:
+    seen = victim(images[1:], None, mode="train", knowledge=Knowledge(batch_norm="batch"))
+    other, penalty = 0.9 * images[1:] + 0.05, PatchMatching().prepare(seen)
+    if not told:
+        monkeypatch.setattr(penalty.searched.passes, "_told", False)
+    rows, whole = (float(penalty.searched.residual(other, held=held)) for held in (False, True))
+    _, misfit = penalty.searched.passes._inputs[0].with_misfit(other)
+    assert misfit is not None
+    assert penalty.searched.passes.of(1).with_misfit(other)[1] is None  # statistics are of all images
+    expected = float(misfit) * penalty.searched.squares
+    assert whole - rows == pytest.approx(expected if told else 0.0, rel=0.02, abs=0.02 * expected)
+
+
+def test_statistics_are_used_where_they_are_those_of_one_batch_in_training(images: Tensor) -> None:
+    known = Knowledge(batch_norm="batch")
+    assert known_statistics(victim(images, None, mode="train", knowledge=known)).keys() == {"trunk.layers.1"}
+    assert not known_statistics(victim(images, None, mode="eval", knowledge=known))
+    assert not known_statistics(victim(images, None, mode="train"))
+    rule = LocalTraining(steps=2, lr=0.1).operator
+    assert not known_statistics(victim(images, None, mode="train", knowledge=known, rule=rule))
 
 
 def test_scale_that_the_attacker_does_not_know(images: Tensor) -> None:
@@ -266,7 +312,7 @@ def test_statistics_of_the_batch_take_the_mean_patch_out_of_the_span(
     penalty = PatchMatching().prepare(seen)
     assert misplaced(penalty, *images) == [False, False]
     assert misplaced(penalty, images[0], images[1].flip(2)) != [False, False]
-    monkeypatch.setattr(patch_penalty, "coupled", lambda _: False)
+    monkeypatch.setattr(patch_penalty, "centred", lambda _: False)
     assert misplaced(penalty, *images) != [False, False]
 
 

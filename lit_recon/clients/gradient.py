@@ -101,7 +101,7 @@ def _record(layer: Any, given: tuple[Tensor, ...]) -> None:
     if layer.recording:
         axes = [axis for axis in range(given[0].dim()) if axis != 1]
         mean = given[0].mean(axes, keepdim=True)
-        # twice as fast as torch.var_mean on a CPU, with its derivatives
+        # with its derivatives twice as fast as torch.var_mean on a CPU; on a GPU not measured
         layer.recorded = LayerStatistics(mean=mean.flatten(), var=(given[0] - mean).square().mean(axes))
 
 

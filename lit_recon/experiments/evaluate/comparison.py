@@ -40,14 +40,14 @@ def sides_of(
         attacks: titles by name.
         malicious: names of attacks by malicious servers, if honest ones attack as well.
         without: names of attacks that the comparison is repeated without.
-        batch_statistics: names of attacks that know the BatchNorm statistics of the client's batch.
+        batch_statistics: names of attacks that know the BatchNorm statistics of the client's batch, if others do not.
     """
     found = [Side("", "any server" if malicious else "", "", frozenset())]
     if malicious:
         found.append(Side("honest", "honest servers", "", frozenset(malicious)))
     strict = found[-1]
     barred = strict.barred | {*batch_statistics}
-    if barred > strict.barred and {*attacks} - barred:
+    if barred > strict.barred:
         servers = f"{strict.servers or 'servers'} without batch statistics"
         found.append(Side("no_statistics", servers, "", barred))
     if without:

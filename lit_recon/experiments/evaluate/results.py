@@ -199,9 +199,10 @@ class Evaluation:
     @property
     def sides(self) -> list[Side]:
         """All attacks; of both kinds of servers the honest ones; these without statistics, and those of `without`."""
-        rivals = {name: title for name, title in self.attacks.items() if name in self._rivals}
-        informed = [name for name in self.batch_statistics if name in rivals]
-        return sides_of(rivals, self.malicious if self.has_both_servers else [], self.without, informed)
+        informed = self._rivals & {*self.batch_statistics}
+        others = self._rivals - informed - {*self.malicious}
+        malicious = self.malicious if self.has_both_servers else []
+        return sides_of(self.attacks, malicious, self.without, informed if others else ())
 
     def trainings(self, defense: str, strength: float | None) -> list[CellResult]:
         """The finished trainings under a defense, one for each seed."""

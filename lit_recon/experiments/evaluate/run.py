@@ -227,7 +227,7 @@ def _refuse_unavailable(settings: EvaluateSettings) -> None:
 
 
 def _knows_statistics(settings: Mapping[str, Any]) -> bool:
-    """Whether an attack is given the BatchNorm statistics of the client's batch, and the network, if known, has any."""
+    """Whether an attack is given BatchNorm statistics of the batch; a trunk without `norm` counts as having some."""
     norm = find_setting(settings, "backbone.trunk.norm")
     return find_setting(settings, "knowledge.batch_norm") == "batch" and norm in (None, "batch")
 

@@ -15,7 +15,7 @@ from lit_recon.attacks.updates.gradient_matching.priors import relative_misfit
 from lit_recon.clients import LocalSteps
 from lit_recon.clients.aggregate import one_client
 from lit_recon.clients.gradient import pure_copy, recording
-from lit_recon.records import Batch, BatchNormMode, BatchStatistics, ForwardOperator, Observation
+from lit_recon.records import Batch, BatchNormMode, BatchStatistics, ForwardOperator, LayerStatistics, Observation
 from lit_recon.solving import least_squares
 
 #: Difference of the batch statistics of images from known ones up to which these tell brightness and contrast.
@@ -60,6 +60,7 @@ class InputMap:
         other = copy.copy(self)
         other._module = copy.deepcopy(self._module).double().cpu()
         other._covers = None if self._covers is None else [cover.double().cpu() for cover in self._covers]
+        other._known = {name: LayerStatistics(*(v.double().cpu() for v in one)) for name, one in self._known.items()}
         other._public = {
             name: v.detach().cpu().double() if v.is_floating_point() else v.cpu() for name, v in self._public.items()
         }
@@ -78,14 +79,15 @@ class InputMap:
         return reached
 
     def with_misfit(self, images: Tensor) -> tuple[list[Tensor], Tensor | None]:
-        """The same, and how far statistics of all images are from known ones, mean over layers; None: unknown."""
+        """The same, and how far statistics of all images are from known ones, mean over layers; None: none."""
         if not self._known:
             return self.each(images), None
         norms: dict[str, Any] = {name: self._module.model.get_submodule(name) for name in self._known}
         with recording(norms):
             maps = self.each(images)
             reached = {name: norm.recorded for name, norm in norms.items() if norm.recorded is not None}
-        return maps, torch.stack([relative_misfit(own, self._known[name]) for name, own in reached.items()]).mean()
+        misfits = [relative_misfit(own, self._known[name]) for name, own in reached.items()]
+        return maps, torch.stack(misfits).mean() if misfits else None
 
 
 def concatenated(maps: Sequence[Tensor], norms: Tensor | None = None) -> Tensor:
@@ -264,7 +266,7 @@ class Passes:
         if mode == "eval":
             chosen = [[torch.cat(parts)] for parts in chosen]
         self._chosen = [chosen[step % batches] for step in range(len(weights))]
-        self._told = len(weights) == 1
+        self._told = bool(known_statistics(observation))
 
     def of(self, n: int) -> Passes:
         """The first pass for another number of images, which do not depend on each other."""

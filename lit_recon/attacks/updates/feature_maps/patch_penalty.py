@@ -61,11 +61,11 @@ _LEFT = 1e-6
 _DETERMINED = 2e-3
 #: Share of the squares of patches outside of their span at which a search of a single image ends.
 _ALONE = 1.5e-7
-#: Share of the iterations after which a search ends in a local minimum that still leaves a share of the squares.
-_PATIENCE, _STUCK = 0.33, 2e-3
-#: Share of the loss by which steps of a search lower it that is not stuck; and that of what a search leaves at which
-#: another one from its images ends.
-_FALLING, _FURTHER = 0.02, 0.1
+#: Share of the iterations after which a search is stuck that still leaves a share of the squares, and whose steps each
+#: lower the loss by no more than a share.
+_PATIENCE, _STUCK, _FALLING = 0.33, 2e-3, 0.02
+#: Share of what a search leaves at which another one from its images ends.
+_FURTHER = 0.1
 #: Nats per pixel by which a step lowers minus the log-likelihood, below which images are as near as noise allows; and,
 #: behind heavy tails, near enough for rows around them, which take longer.
 _SETTLED, _NEARLY = 2.5e-4, 1.0
@@ -176,8 +176,8 @@ class PatchPenalty(Penalty):
     def penalty(self, images: Tensor, targets: Tensor, progress: float) -> Tensor:
         """Weighted minus log-likelihood per pixel with the noise assumed first, less that of the true images.
 
-        The images of the least loss with the noise assumed later are the same if priors count for less,
-        see `prior_share`; equal units in all iterations keep a quasi-Newton solver's history of use.
+        Known statistics add their misfit. The images of the least loss with the noise assumed later are the same if
+        priors count for less, see `prior_share`; equal units keep a quasi-Newton solver's history of use.
         """
         first, last = self.stds
         excess = self.searched.residual(images, held=True)
@@ -196,8 +196,9 @@ class PatchPenalty(Penalty):
             first, last = self.stds
             return progress > self.tempered and fell * first**2 / last**2 < _SETTLED * self.weight
         left = 2 * loss * self.stds[0] ** 2 * self.pixels / (self.weight * self.searched.squares)
-        stuck = left > (_NEAR if self.on_a_line else _STUCK) and progress >= self.patience
-        return left <= self.enough or (stuck and not _FALLING * loss < fell < math.inf)
+        falling = self.patience == _PATIENCE and not self.on_a_line and _FALLING * loss < fell < math.inf
+        stuck = left > (_NEAR if self.on_a_line else _STUCK) and progress >= self.patience and not falling
+        return left <= self.enough or stuck
 
     def renews(self, progress: float, fell: float) -> bool:
         first, last = self.stds
@@ -248,8 +249,7 @@ class PatchPenalty(Penalty):
     def separable(self) -> bool:
         """Whether patches of every image of the batch lie in known spans by themselves."""
         alone = self.noise is None and not self.on_a_line and not centred(self.observation)
-        known = all(one.observed is None for one in self.searched.rows)
-        return alone and known and self.observation.n_examples > 1
+        return alone and self.observation.n_examples > 1 and all(one.observed is None for one in self.searched.rows)
 
     @cached_property
     def alone(self) -> MatchedRows[SpanRows]:

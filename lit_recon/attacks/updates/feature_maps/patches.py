@@ -31,8 +31,8 @@ _ENOUGH_LAYERS = 2
 _FAINT = 0.5
 #: Share of the squares at which a search on a straight line of weights of local steps ends.
 _ROUGHLY = 1e-3
-#: Factor of the share at which a search with known statistics of the batch ends: these count in it as much as the rows,
-#: which alone have to explain the gradients then.
+#: Factor of the share at which a search with known statistics of the batch ends: searches that ended at the share
+#: itself left more than a certificate allows.
 _TOLD = 0.1
 
 

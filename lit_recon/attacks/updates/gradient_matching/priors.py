@@ -137,7 +137,7 @@ def _absolute(ours: LayerStatistics, known: LayerStatistics) -> Tensor:
 
 
 def relative_misfit(ours: LayerStatistics, known: LayerStatistics) -> Tensor:
-    """Mean squares of the differences, of means relative to the standard deviation, of variances to twice theirs."""
+    """Mean squared differences: of means in standard deviations, of variances in twice the known variance."""
     # channels that are zero everywhere have no variance
     scale = known.var + _SMALL * known.var.mean() + torch.finfo(known.var.dtype).tiny
     return ((ours.mean - known.mean).square() / scale).mean() + ((ours.var - known.var) / scale).square().mean() / 4

@@ -81,6 +81,11 @@ def test_a_search_that_is_stuck_ends_early(images: Tensor, monkeypatch: pytest.M
     monkeypatch.setattr(patch_penalty, "_FALLING", float("inf"))
     [early] = attack(12).begin([seen]).finish()
     assert float(early.loss) > 10 * float(whole.loss)
+    monkeypatch.undo()
+    single, batch = (PatchMatching().prepare(victim(some, None)) for some in (images[1:], images))
+    assert batch.separable
+    assert [one.ended(1e9, 0.4, 1e9) for one in (single, batch, batch.in_parts())] == [False, False, True]
+    assert [one.ended(1e9, 0.4, 1e-9) for one in (single, batch)] == [True, True]
     # behind noise the gradients leave more than that at the truth
     noisy = PatchMatching().prepare(victim(images[1:], GaussianNoise(STD)))
     assert not noisy.ended(1e9, 1.0)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from lit_recon.attacks.updates import PatchMatching
 from lit_recon.attacks.updates.feature_maps import patch_penalty, patches
-from lit_recon.attacks.updates.feature_maps.input_map import InputMap, known_statistics, likely_contrast
+from lit_recon.attacks.updates.feature_maps.input_map import InputMap, Passes, known_statistics, likely_contrast
 from lit_recon.attacks.updates.feature_maps.patch_penalty import PatchPenalty
-from lit_recon.clients import Client
+from lit_recon.clients import Client, GradientOperator
+from lit_recon.clients.aggregate import SecureAggregation
 from lit_recon.clients.client import LocalTraining
 from lit_recon.defenses import (
     DPSGD,
@@ -26,7 +30,7 @@ from lit_recon.defenses import (
 )
 from lit_recon.errors import ConfigError, UnsupportedModelError
 from lit_recon.models import Backbone
-from lit_recon.records import Knowledge, Normalization, Reconstruction
+from lit_recon.records import BatchNormMode, ForwardOperator, Knowledge, Loss, Normalization, Reconstruction
 from tests.attacks.updates.feature_maps.patch_victims import STD, victim
 from tests.attacks.updates.feature_maps.test_matching import Shallow
 
@@ -208,13 +212,37 @@ def test_a_search_with_known_statistics_matches_them(
     assert whole - rows == pytest.approx(expected if told else 0.0, rel=0.02, abs=0.02 * expected)
 
 
+def two_clients(model: nn.Module, batch_norm: BatchNormMode, loss: Loss) -> ForwardOperator:
+    return SecureAggregation(GradientOperator(model, batch_norm, loss), 2)
+
+
 def test_statistics_are_used_where_they_are_those_of_one_batch_in_training(images: Tensor) -> None:
     known = Knowledge(batch_norm="batch")
     assert known_statistics(victim(images, None, mode="train", knowledge=known)).keys() == {"trunk.layers.1"}
     assert not known_statistics(victim(images, None, mode="eval", knowledge=known))
     assert not known_statistics(victim(images, None, mode="train"))
-    rule = LocalTraining(steps=2, lr=0.1).operator
-    assert not known_statistics(victim(images, None, mode="train", knowledge=known, rule=rule))
+    for rule in (LocalTraining(steps=2, lr=0.1).operator, two_clients):
+        assert not known_statistics(victim(images, None, mode="train", knowledge=known, rule=rule))
+    seen = victim(images, None, mode="train", knowledge=known)
+    assert not known_statistics(replace(seen, batch_statistics={}))
+    seen.model.trunk.layers[1].running_mean = None  # type: ignore[union-attr, index]
+    assert not known_statistics(seen)
+
+
+@pytest.mark.parametrize("known", ["batch", "running"])
+def test_searches_keep_the_statistics_of_clients_apart(images: Tensor, known: Any) -> None:
+    seen = victim(images, None, mode="train", rule=two_clients, knowledge=Knowledge(batch_norm=known))
+    passes = Passes(seen, ["trunk.layers.3"])
+    [maps], misfit = passes.with_misfit(images)
+    assert misfit is None
+    assert torch.equal(maps, passes(images)[0])
+    assert not torch.allclose(maps, InputMap(seen, "trunk.layers.3", "train").each(images)[0], atol=0.1)
+
+
+def test_known_statistics_behind_the_matched_layers_are_not_matched(images: Tensor) -> None:
+    seen = victim(images[1:], None, mode="train", knowledge=Knowledge(batch_norm="batch"))
+    penalty = PatchMatching(["trunk.layers.0"]).prepare(seen)
+    assert float(penalty.searched.residual(images[1:], held=True)) < 1e-9 * penalty.searched.squares
 
 
 def test_scale_that_the_attacker_does_not_know(images: Tensor) -> None:

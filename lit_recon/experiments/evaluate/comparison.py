@@ -34,7 +34,7 @@ def sides_of(
     without: Sequence[str],
     batch_statistics: Collection[str] = (),
 ) -> list[Side]:
-    """All attacks; where some servers are malicious, the others; and these without those that know, or are, more.
+    """All attacks; those by honest servers, if others attack too; of these, those without statistics and without some.
 
     Args:
         attacks: titles by name.

@@ -143,7 +143,8 @@ def equal_price(records: Sequence[Content], name: str) -> str:
     grid = configuration(f"evaluate/{name}.yaml")
     malicious, left_out = _malicious(grid), grid.get("without", [])
     titles = {name: attack["title"] for name, attack in grid["attacks"].items()}
-    sides = sides_of(titles, malicious, left_out, _informed(grid))
+    measured = {row["attack"] for row in _rows(records, "batches")}
+    sides = sides_of(titles, malicious, left_out, measured & {*_informed(grid)})
     sides.sort(key=lambda side: bool(malicious) and not side.barred)
     found = [one for side in sides if (one := _compared(grid, records, side)) is not None]
     if not found:

@@ -72,6 +72,17 @@ def test_equal_price_is_told_with_and_without_the_new_attack(parts: list[Any]) -
     assert "best in" not in text  # of one
 
 
+def test_attacks_that_know_batch_statistics_are_left_out_once_more(parts: list[Any]) -> None:
+    """One that is nearer than all other honest ones and knows these statistics."""
+    levels: list[tuple[str, float | None]] = [("none", None), *(("clip", strength) for strength in CLIPPING)]
+    told = [part(*level, [], {"liu2025": [1e-4 * (number + 1)] * 2}) for number, level in enumerate(levels)]
+    honest, uninformed, without, every = study.small_price([*parts, *told]).split("points at most")[1:]
+    assert "| 10 | **> 4e-4** (at 2" in honest
+    assert "| 10 | **> 0.008** (at 2" in uninformed
+    assert "| 10 | **> 4e-4** (at 2" in without
+    assert "| 10 | **> 4e-6** (at 2" in every
+
+
 def test_of_several_defenses_the_best_is_named_with_how_sure_that_is(parts: list[Any]) -> None:
     """Local steps of the same accuracies as clipping, and worse attacks."""
     errors = {"feature_maps": [0.5, 0.5], "geiping2020": [0.6, 0.6], "fowl2021": [0.5, 0.5]}
@@ -127,7 +138,8 @@ def test_the_verdict_names_what_the_new_attack_changes_and_what_is_missing(parts
         assert without.startswith("Without exact maps the conclusion for honest servers would be: clipping, the only")
         assert without.endswith("without a defense RMSE is 0.100")
         assert every.startswith("Against any server, clipping, the only defense compared, does better than none")
-        others = "deep image prior and features and Cocktail Party on features missing"
+        prior = "deep image prior and features"
+        others = f"{prior}, tuned {prior} and Cocktail Party on features missing"
         unmeasured, incomplete = rest
         assert unmeasured == (
             "Not measured yet: gradient dropout; Gaussian noise; pruning; local steps; DP-SGD (C = 1), noise; optimal "

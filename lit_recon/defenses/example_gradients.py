@@ -53,7 +53,7 @@ class Factors(NamedTuple):
         if isinstance(layer, nn.GroupNorm):
             weight, bias = (part.sum(0) for part in _affine(layer, _precise(inputs), _precise(derivatives)))
         elif isinstance(layer, nn.Conv2d):
-            kernel = torch.empty_like(layer.weight, dtype=derivatives.dtype)
+            kernel = derivatives.new_empty(layer.weight.shape)  # the layer's own weights may be on another device
             settings: Any = None, layer.stride, layer.padding, layer.dilation, False, (0, 0), 1, (False, True, False)
             weight = torch.ops.aten.convolution_backward(derivatives, inputs, kernel, *settings)[1]
             bias = _precise(derivatives).sum((0, 2, 3))

@@ -297,8 +297,9 @@ class _Statistics(NamedTuple):
 def _kernel_of_batch_norm(
     values: Tensor, inputs: Tensor, mean: Tensor, inverse: Tensor, weight: Tensor | None, first: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
+    scale = torch.ones_like(mean) if weight is None else weight  # without weights, a GPU computes no sums
     found: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.native_batch_norm_backward(
-        values, inputs, weight, None, None, mean, inverse, True, 0.0, [first, True, True]
+        values, inputs, scale, None, None, mean, inverse, True, 0.0, [first, True, True]
     )
     return found
 

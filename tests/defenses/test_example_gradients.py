@@ -115,6 +115,18 @@ def test_norms_and_weighted_sums_are_those_of_single_gradients(name: str, batch:
         torch.testing.assert_close(value, expected, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_the_weights_may_be_on_another_device_than_the_model(name: str, batch: Batch) -> None:
+    operator, weights = built(MODELS[name], batch)
+    expected = operator.examples(weights, batch)
+    found = GradientOperator(built(MODELS[name], batch)[0]._model.to("meta")).examples(weights, batch)
+    assert found is not None
+    assert expected is not None
+    factors = torch.tensor([0.3, 1.0, 0.0, 0.25], dtype=torch.float64)
+    torch.testing.assert_close(found.weighted(factors), expected.weighted(factors))
+    torch.testing.assert_close(found.squared_norms(), expected.squared_norms())
+
+
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_layers_are_left_to_the_loop(name: str, batch: Batch) -> None:
     operator, weights = built(OTHERS[name], batch)

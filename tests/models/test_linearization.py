@@ -16,6 +16,8 @@ from lit_recon.models import Backbone, ConvNet, LeNet, ResNet18
 from lit_recon.models.linearization import _Kernel, linearized
 from lit_recon.records import Batch, BatchNormMode, ForwardOperator, Normalization, Update, Weights
 
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
 SHAPE = (3, 8, 8)
 GRAY = Normalization((0.5,) * 3, (0.25,) * 3)
 
@@ -100,16 +102,18 @@ def assert_same(found: Update, expected: Update, tolerance: float) -> None:
         assert error <= tolerance * value.norm() + 1e-3 * tolerance * whole, (name, float(error / value.norm()))
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=on_gpu)])
 @pytest.mark.parametrize("mode", ["train", "eval"])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_products_are_those_of_pytorch(name: str, mode: BatchNormMode) -> None:
-    network, batch = made(name).double(), batch_of()
+def test_products_are_those_of_pytorch(name: str, mode: BatchNormMode, device: str) -> None:
+    network = made(name).double().to(device)
+    batch = Batch(*(value.to(device) for value in batch_of()[:2]))
     gradient = of_images(GradientOperator(network, mode), network, batch)
     update, product = linearized(gradient, batch.images)
     assert_same(update, gradient(batch.images), 1e-10)
     generator = torch.Generator().manual_seed(2)
     for _ in range(2):
-        direction = torch.randn(batch.images.shape, generator=generator, dtype=torch.float64)
+        direction = torch.randn(batch.images.shape, generator=generator, dtype=torch.float64).to(device)
         assert_same(product(direction), by_pytorch(gradient, batch.images, direction), 1e-10)
 
 

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from benchmarks.docs.figures import Content, shown
 from benchmarks.docs.tables import markdown, table
+
+
+def _rows(records: Sequence[Content]) -> Iterator[Mapping[str, Any]]:
+    """Of all records, the oldest first."""
+    for record in sorted(records, key=lambda record: str(record["created"])):
+        yield from record["rows"]
 
 
 def _times(spread: Mapping[str, float], spec: str = ".1f") -> str:
@@ -21,9 +28,9 @@ def iteration(record: Content) -> str:
     return markdown(["BatchNorm", "batch", *ways], rows)
 
 
-@table("gpu_iteration", "gpu")
-def gpu_iteration(record: Content) -> str:
-    """Milliseconds of an iteration by victims and images.
+@table("gpu_iteration", "all gpu**")
+def gpu_iteration(records: Sequence[Content]) -> str:
+    """Milliseconds of an iteration by victims and images, the newest of each: a lease is too short for all of them.
 
     The first record recorded anew at every call where it timed two forms of single victims in turn; recordings that are
     slower than what they replace are left out.
@@ -36,7 +43,7 @@ def gpu_iteration(record: Content) -> str:
         "recorded_vmap": "the same, recorded",
     }
     found: dict[tuple[str, int, int], dict[str, float]] = {}
-    for row in record["rows"]:
+    for row in _rows(records):
         times = row.get("seconds")
         if isinstance(times, Mapping) and "parametrization" not in row:
             own = {name: 1000 * value["median"] for name, value in times.items()}
@@ -52,18 +59,18 @@ def gpu_iteration(record: Content) -> str:
     return markdown(["BatchNorm", "victims", "images of each", *titles.values()], rows)
 
 
-@table("gpu_agreement", "gpu")
-def gpu_agreement(record: Content) -> str:
-    """Relative distances from float64 by subject and form."""
-    rows = []
-    for row in record["rows"]:
+@table("gpu_agreement", "all gpu**")
+def gpu_agreement(records: Sequence[Content]) -> str:
+    """Relative distances from float64 by subject and form, the newest of each."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for row in _rows(records):
         if "from_float64" not in row:
             continue
         form = "CPU" if row["device"] == "cpu" else f"GPU, {row['form']}{', TF32' if 'arithmetic' in row else ''}"
         parts = row["from_float64"]
         names = ("update", "matching", "images", "derivative")
-        rows.append([row["subject"], form, *(shown(parts[name], ".0e") if name in parts else "" for name in names)])
-    return markdown(["", "", "update", "loss", "images", "derivative"], rows)
+        found[row["subject"], form] = [shown(parts[name], ".0e") if name in parts else "" for name in names]
+    return markdown(["", "", "update", "loss", "images", "derivative"], [[*key, *own] for key, own in found.items()])
 
 
 @table("trainer", "trainer")

@@ -61,17 +61,16 @@ _LEFT = 1e-6
 _DETERMINED = 2e-3
 #: Share of the squares of patches outside of their span at which a search of a single image ends.
 _ALONE = 1.5e-7
-#: Share of the iterations after which a search is stuck that still leaves a share of the squares, and whose steps each
-#: lower the loss by no more than a share.
-_PATIENCE, _STUCK, _FALLING = 0.33, 2e-3, 0.02
+#: Share of the squares that a stuck search leaves, and share of the loss by which its steps lower it at most.
+_STUCK, _FALLING = 2e-3, 0.01
 #: Share of what a search leaves at which another one from its images ends.
 _FURTHER = 0.1
 #: Nats per pixel by which a step lowers minus the log-likelihood, below which images are as near as noise allows; and,
 #: behind heavy tails, near enough for rows around them, which take longer.
 _SETTLED, _NEARLY = 2.5e-4, 1.0
 #: Share of the squares at which images of a batch are told apart, so that each can be sought by itself; and the share
-#: of the iterations after which they are, told apart or not.
-_APART, _TOGETHER = 0.05, 0.2
+#: of the patience after which they are, told apart or not.
+_APART, _TOGETHER = 0.05, 0.6
 #: Assumed noise at the first iteration, and least noise, relative to the root mean square of the observed entries.
 _FIRST, _LAST = 0.1, 1e-5
 #: For local steps, whose weights after the first one are known nearly. A search with weights of training on images
@@ -91,9 +90,9 @@ class PatchPenalty(Penalty):
         noise: in the gradients, treated as normal; None: only rounding errors.
         weight: of minus the log-likelihood, in nats per pixel of the batch.
         tempered: share of the iterations in which more noise is assumed than there is, at least 0.
+        patience: share of the iterations after which a search ends that is stuck in a local minimum.
         notes: what was observed.
         enough: share of the squares of `searched`, without noise, at which the search ends.
-        patience: share of the iterations after which a search ends that is stuck in a local minimum.
         given: the noise is that of a known defense, not an estimate.
         tails: rows behind noise of heavy tails; None: its tails are normal.
     """
@@ -104,9 +103,9 @@ class PatchPenalty(Penalty):
     noise: Noise | None
     weight: float
     tempered: float
+    patience: float
     notes: tuple[str, ...]
     enough: float = SOLVED
-    patience: float = _PATIENCE
     given: bool = False
     tails: HeavyTails | None = None
 
@@ -196,8 +195,10 @@ class PatchPenalty(Penalty):
             first, last = self.stds
             return progress > self.tempered and fell * first**2 / last**2 < _SETTLED * self.weight
         left = 2 * loss * self.stds[0] ** 2 * self.pixels / (self.weight * self.searched.squares)
-        falling = self.patience == _PATIENCE and not self.on_a_line and _FALLING * loss < fell < math.inf
-        stuck = left > (_NEAR if self.on_a_line else _STUCK) and progress >= self.patience and not falling
+        joint = self.enough >= _APART
+        patience = self.patience * (_TOGETHER if joint else 1.0)
+        falling = not (joint or self.on_a_line) and _FALLING * loss < fell < math.inf
+        stuck = left > (_NEAR if self.on_a_line else _STUCK) and progress >= patience and not falling
         return left <= self.enough or stuck
 
     def renews(self, progress: float, fell: float) -> bool:
@@ -226,15 +227,13 @@ class PatchPenalty(Penalty):
         searched = replace(judged, rows=tuple(rows))
         return replace(self, judged=judged, searched=searched, enough=max(_LEAST, _CLOSER * judged.left(found.images)))
 
-    def goes_on(self, found: Reconstruction, number: int) -> bool:
-        """Batches, whose random images would end in mixtures; nearly found images, and once only if of one step."""
-        if self.noise is not None:
-            return False  # what leaves more than noise is a local minimum
-        if self.observation.n_examples > 1:
-            return True
+    def goes_on(self, found: Reconstruction, fresh: bool) -> bool:
+        """Batches, whose random images would end in mixtures; nearly found images, and if of one step `fresh` ones."""
+        if self.noise is not None or self.observation.n_examples > 1:
+            return self.noise is None  # what leaves more than noise is a local minimum
         if self.on_a_line:
             return self._near(found)
-        return (number == 1 or self.local_steps) and self.measure.left(found.images) <= _STUCK
+        return (fresh or self.local_steps) and self.measure.left(found.images) <= _STUCK
 
     def misplaced(self, found: Reconstruction) -> Tensor | None:
         """Images whose patches lie outside the span of rows, and repeated ones; None where no span is known."""
@@ -261,7 +260,7 @@ class PatchPenalty(Penalty):
         return for_some(self.searched, 1)
 
     def in_parts(self) -> PatchPenalty:
-        return replace(self, enough=_APART, patience=_TOGETHER) if self.separable else self
+        return replace(self, enough=_APART) if self.separable else self
 
     def parts(self, found: Reconstruction, number: int) -> list[Part]:
         """Every image found by itself; after such a search random images for those that are misplaced."""
@@ -274,7 +273,7 @@ class PatchPenalty(Penalty):
         alone, certified = self.alone, found.certified
         places = torch.arange(len(found.images)) if certified is None else (~certified).nonzero()[:, 0]
         left = float(outside_shares(alone, found.images[places]).mean())
-        penalty = replace(self, searched=alone, tempered=0.0, enough=min(_ALONE, _FURTHER * left), patience=_PATIENCE)
+        penalty = replace(self, searched=alone, tempered=0.0, enough=min(_ALONE, _FURTHER * left))
         return [Part(places[i : i + 1], penalty) for i in range(len(places))]
 
     def penalties(self, images: Tensor) -> Tensor:

@@ -49,6 +49,7 @@ class PatchMatching:
         weight: above 0, of minus the log-likelihood in nats per pixel of the batch.
         tempered: above 0 and at most 1, share of the iterations over which the assumed noise falls to that of the
             update.
+        patience: above 0 and at most 1, share of the iterations after which a search ends that is stuck.
         further: further starts for images that are not certified, and for single ones that leave more than known noise,
             as many again after one that certifies another image; of several images, of local steps, and the first one
             where the gradients are nearly explained, from those found so far.
@@ -65,15 +66,17 @@ class PatchMatching:
         layers: list[str] | None = None,
         weight: float = 1.0,
         tempered: float = 0.4,
+        patience: float = 0.33,
         further: int = 1,
         approach: int = 200,
         least_hidden: float = 0.0,
         most_hidden: float | None = 1.0,
     ) -> None:
-        if (layers is not None and not layers) or not weight > 0 or not 0 < tempered <= 1:
+        valid = weight > 0 and 0 < tempered <= 1 and 0 < patience <= 1
+        if (layers is not None and not layers) or not valid:
             raise ConfigError(
-                "PatchMatching needs a weight above 0, tempered above 0 and at most 1, and at least one layer, or null "
-                f"for all; got {weight:g}, {tempered:g} and {layers}"
+                "PatchMatching needs a weight above 0, tempered and patience above 0 and at most 1, and at least one "
+                f"layer, or null for all; got {weight:g}, {tempered:g}, {patience:g} and {layers}"
             )
         if further < 0 or approach < 0:
             raise ConfigError(f"PatchMatching needs further and approach of at least 0; got {further} and {approach}")
@@ -82,7 +85,7 @@ class PatchMatching:
                 "PatchMatching needs least_hidden of at least 0 and below most_hidden, which is at most 1 or null; got "
                 f"{least_hidden:g} and {most_hidden}"
             )
-        self.layers, self.weight, self.tempered = layers, weight, tempered
+        self.layers, self.weight, self.tempered, self.patience = layers, weight, tempered, patience
         self.least_hidden, self.most_hidden = least_hidden, most_hidden
         self.further, self.approach = further, approach
 
@@ -116,7 +119,8 @@ class PatchMatching:
         unbounded = tuple(replace(one, bound=None) for one in rows)
         judged = MatchedRows(unbounded, Passes(observation, [one.layer.name for one in rows]))
         enough = SOLVED / observation.n_examples * (_TOLD if known_statistics(observation) else 1.0)
-        penalty = PatchPenalty(observation, judged, judged, None, self.weight, self.tempered, (), enough)
+        settings = self.weight, self.tempered, self.patience
+        penalty = PatchPenalty(observation, judged, judged, None, *settings, notes=(), enough=enough)
         if penalty.freedom < penalty.pixels:
             raise UnsupportedModelError(
                 f"too few entries of the gradients are left: {penalty.freedom} equations for {penalty.pixels} pixels, "

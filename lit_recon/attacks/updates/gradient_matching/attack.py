@@ -16,7 +16,7 @@ from lit_recon.attacks.updates.feature_maps.patches import PatchMatching
 from lit_recon.attacks.updates.feature_maps.top_down_matching import TopDownMatching
 from lit_recon.attacks.updates.features.inputs import InputMatching
 from lit_recon.attacks.updates.features.matching import FeatureMatching
-from lit_recon.attacks.updates.gradient_matching.further import FurtherStarts
+from lit_recon.attacks.updates.gradient_matching.further import FurtherStarts, StartsSoFar
 from lit_recon.attacks.updates.gradient_matching.matching import Compilation
 from lit_recon.attacks.updates.gradient_matching.objectives import GlobalCosine, Objective, Observed
 from lit_recon.attacks.updates.gradient_matching.parametrizations import Parametrization, Pixels, Restart
@@ -154,7 +154,7 @@ class GradientMatching(FurtherStarts):
 
     def begin(self, observations: Sequence[Observation], execution: Way | None = None) -> AttackRun:
         run = super().begin(observations, execution)
-        return replace(run, then=partial(self._further, run, 1))
+        return replace(run, then=partial(self._further, run, 1, progress=StartsSoFar()))
 
     def follow(
         self, found: Sequence[Reconstruction], observations: Sequence[Observation], execution: Way | None = None

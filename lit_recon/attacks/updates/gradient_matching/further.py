@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +27,32 @@ from lit_recon.attacks.updates.gradient_matching.state import MatchingState, Pro
 from lit_recon.attacks.updates.labels.recovery import LabelRecovery
 from lit_recon.records import Reconstruction
 from lit_recon.solving import StepwiseLBFGS
+
+
+class StartsSoFar(NamedTuple):
+    """How far the further starts of some victims have come.
+
+    Attributes:
+        certified: how many images were certified at most.
+        after: number of the start after which they were.
+        begun: by victim, images with which a start has begun, or that it found then: no other one begins with them.
+        going: victims whose last start began with the images found before.
+    """
+
+    certified: int = -1
+    after: int = 0
+    begun: Mapping[int, Tensor] = MappingProxyType({})
+    going: frozenset[int] = frozenset()
+
+    def then(self, found: list[Reconstruction], number: int) -> StartsSoFar:
+        """The same once start `number` has found these."""
+        certified = sum(one.n_certified for one in found)
+        best = (certified, number) if certified > self.certified else (self.certified, self.after)
+        return StartsSoFar(*best, {**self.begun, **{v: found[v].images for v in self.going}})
+
+    def fresh(self, found: list[Reconstruction], victim: int) -> bool:
+        """Whether no start has begun with the victim's images yet."""
+        return victim not in self.begun or not torch.equal(self.begun[victim], found[victim].images)
 
 
 class FurtherStarts(SteppableAttack[MatchingState]):
@@ -95,21 +124,19 @@ class FurtherStarts(SteppableAttack[MatchingState]):
         return MatchingState(problems, Matching(seen, self.objective, self.network_prior, *how), notes, counts)
 
     def _further(
-        self, first: AttackRun, number: int, found: list[Reconstruction], progress: tuple[int, int] | None = None
+        self, first: AttackRun, number: int, found: list[Reconstruction], progress: StartsSoFar
     ) -> AttackRun | None:
         """Further start `number`, from 1, for the victims of `first` with images not certified; None: there is none.
 
-        `progress`: how many images were certified at most so far, and after which start; starts end once as many as
-        are planned certified no other one.
+        Starts end once as many as are planned certified no other image.
         """
         maps, stuck = self.features, unsolved(found)
-        certified = sum(one.n_certified for one in found)
-        if progress is None or certified > progress[0]:
-            progress = certified, number - 1
-        if not isinstance(maps, MapMatching | PatchMatching) or number > progress[1] + maps.further or not stuck:
+        progress = progress.then(found, number - 1)
+        if not isinstance(maps, MapMatching | PatchMatching) or number > progress.after + maps.further or not stuck:
             return None
-        start = partial(self._start_again, first, number, found, progress)
-        if all(self._maps_of(first, v).goes_on(found[v], number) for v in stuck):
+        going = {v for v in stuck if self._maps_of(first, v).goes_on(found[v], progress.fresh(found, v))}
+        start = partial(self._start_again, first, number, found, progress._replace(going=frozenset(going)))
+        if len(going) == len(stuck):
             return start(None)
         if not (number % 2 and maps.approach and isinstance(self.parametrization, Pixels)):
             return start(None)
@@ -130,7 +157,7 @@ class FurtherStarts(SteppableAttack[MatchingState]):
         first: AttackRun,
         number: int,
         found: list[Reconstruction],
-        progress: tuple[int, int],
+        progress: StartsSoFar,
         near: list[Reconstruction] | None,
     ) -> AttackRun:
         """A further start from random images, those of `near` or those found, on the maps of all known layers."""
@@ -139,7 +166,7 @@ class FurtherStarts(SteppableAttack[MatchingState]):
         for v in stuck:
             before, whole = first.state.of_victims[v][0], self._maps_of(first, v)
             restart = before.restart._replace(seed=self.seed + self.restarts + number - 1)
-            going = whole.goes_on(found[v], number)
+            going = v in progress.going
             if self._seeks_parts and going and (parts := whole.parts(found[v], number)):
                 problems += [self._part(restart, before.labels, part, found[v], whole) for part in parts]
                 counts.append(len(parts))
@@ -156,6 +183,8 @@ class FurtherStarts(SteppableAttack[MatchingState]):
             some = f" but {int(drawn.sum())} that are not of the batch" if drawn is not None and drawn.any() else ""
             remarks.append(f"further start {number}, from {where}{some}")
             problems.append(self._problem(restart, before.labels, penalty, start, drawn))
+            if going and penalty.refines and len(found[v].images) == 1:
+                problems[-1].move(self.parametrization.refined(problems[-1].variables))
             if (kept := penalty.kept(found[v])) is not None:
                 problems[-1].kept = (kept.view(-1, 1, 1, 1), found[v].images)
             penalties.append(penalty)

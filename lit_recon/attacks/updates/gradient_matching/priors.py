@@ -233,8 +233,8 @@ class Penalty(ABC):
         """Which of the images found are no images of the batch, `(n,)` bool: others take their place; None: none."""
         return None
 
-    def goes_on(self, found: Reconstruction, number: int) -> bool:
-        """Whether further start `number`, from 1, begins with the images found and not elsewhere."""
+    def goes_on(self, found: Reconstruction, fresh: bool) -> bool:
+        """Whether a further start begins with the images found and not elsewhere; `fresh`: none has begun with them."""
         return False
 
     def prior_share(self, progress: float) -> float:

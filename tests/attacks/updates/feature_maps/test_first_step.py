@@ -132,8 +132,8 @@ def test_weak_directions_are_left_out(images: Tensor) -> None:
 def test_searches_go_on_from_images_near_the_span_and_are_given_up_elsewhere(images: Tensor) -> None:
     penalty = PatchMatching().prepare(victim(images[1:], None, rule=local(3, lr=0.3)))
     near, far = (Reconstruction(x, torch.zeros(1, dtype=torch.int64), 0.0) for x in (images[1:], images[:1]))
-    assert [penalty.goes_on(near, number) for number in (1, 2, 3)] == [True, True, True]
-    assert not penalty.goes_on(far, 1)
+    assert [penalty.goes_on(near, fresh) for fresh in (True, False)] == [True, True]
+    assert not penalty.goes_on(far, fresh=True)
     closer = penalty.for_further_start(near, True)
     assert closer.searched is penalty.searched
     assert closer.prior_share(0.0) < 1e-6 < penalty.prior_share(0.0)

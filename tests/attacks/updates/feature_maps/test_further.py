@@ -28,6 +28,7 @@ from lit_recon.attacks.updates.feature_maps import matching
 from lit_recon.attacks.updates.feature_maps.matching import ANGLE, FeatureMapPenalty
 from lit_recon.attacks.updates.feature_maps.patch_penalty import PatchPenalty
 from lit_recon.attacks.updates.feature_maps.upstream import KnownMaps
+from lit_recon.attacks.updates.gradient_matching.further import StartsSoFar
 from lit_recon.attacks.updates.gradient_matching.objectives import GlobalCosine
 from lit_recon.attacks.updates.gradient_matching.parametrizations import Restart, Variables
 from lit_recon.models import Backbone
@@ -278,7 +279,7 @@ def test_further_starts_of_a_batch_on_patches_search_for_each_image_then_for_tho
         attack = smoothly(PatchMatching(["trunk.layers.3"], further=2, approach=0))
         first = attack.begin([seen])
         found = [Reconstruction(images, torch.zeros(2, dtype=torch.int64), 1.0, certified=none)]
-        following = attack._further(first, 1, found)
+        following = attack._further(first, 1, found, StartsSoFar())
         assert following is not None
         assert isinstance(following.state, MatchingState)
         assert [one.within.places.tolist() for one in following.state.problems if one.within] == [[0], [1]]
@@ -286,7 +287,7 @@ def test_further_starts_of_a_batch_on_patches_search_for_each_image_then_for_tho
         torch.testing.assert_close(begun, images, rtol=0, atol=1e-4)
         following.advance()
         assert "further start 1, 2 of 2 images each by itself from that found" in " ".join(following.results()[0].notes)
-        following = attack._further(first, 2, found)
+        following = attack._further(first, 2, found, StartsSoFar())
         assert following is not None
         assert isinstance(following.state, MatchingState)
         if not missing:
@@ -307,7 +308,7 @@ def test_certified_images_are_not_sought_again(seen: Observation, truth: Tensor)
     attack = smoothly(PatchMatching(["trunk.layers.3"], further=1, approach=0))
     certified = torch.tensor([True, False])
     found = [Reconstruction(truth, torch.zeros(2, dtype=torch.int64), 1.0, certified=certified)]
-    following = attack._further(attack.begin([seen]), 1, found)
+    following = attack._further(attack.begin([seen]), 1, found, StartsSoFar())
     assert following is not None
     assert isinstance(following.state, MatchingState)
     assert [one.within.places.tolist() for one in following.state.problems if one.within] == [[1]]

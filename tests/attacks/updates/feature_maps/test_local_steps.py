@@ -135,8 +135,8 @@ def test_zeros_are_observed_if_the_known_defense_hides_none(images: Tensor) -> N
 def test_a_search_far_from_the_image_is_given_up(images: Tensor) -> None:
     penalty = PatchMatching().prepare(victim(images[1:], None, rule=local(3, lr=0.3)))
     near, far = (Reconstruction(x, torch.zeros(1, dtype=torch.int64), 0.0) for x in (images[1:], images[:1]))
-    assert penalty.goes_on(near, 1)
-    assert not penalty.goes_on(far, 1)
+    assert penalty.goes_on(near, fresh=False)
+    assert not penalty.goes_on(far, fresh=True)
     assert penalty.for_further_start(far, False) is penalty
     # weights on a line let true images leave more than those of one step may
     for left, ended in ((0.005, False), (0.02, True)):

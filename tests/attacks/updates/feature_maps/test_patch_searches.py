@@ -21,6 +21,7 @@ from lit_recon.attacks.updates import (
 )
 from lit_recon.attacks.updates.feature_maps import patch_penalty, patches
 from lit_recon.attacks.updates.feature_maps.patch_penalty import PatchPenalty
+from lit_recon.attacks.updates.gradient_matching.further import StartsSoFar
 from lit_recon.clients import Client
 from lit_recon.defenses import Defense, GaussianNoise, GradientDropout, GradientPruning
 from lit_recon.errors import UnsupportedModelError
@@ -182,10 +183,34 @@ def test_a_start_that_is_stuck_is_followed_by_another(images: Tensor) -> None:
 def test_a_search_that_was_too_short_goes_on_once(images: Tensor) -> None:
     penalty = PatchMatching().prepare(victim(images[1:], GradientPruning(0.7)))
     truth, other = (Reconstruction(given, torch.zeros(1), 0.0) for given in (images[1:], images[:1]))
-    assert [penalty.goes_on(truth, number) for number in (1, 2)] == [True, False]
-    assert not penalty.goes_on(other, 1)
+    assert [penalty.goes_on(truth, fresh) for fresh in (True, False)] == [True, False]
+    assert not penalty.goes_on(other, fresh=True)
     both = PatchMatching().prepare(victim(images, GradientPruning(0.7)))
-    assert both.goes_on(Reconstruction(images.flip(3), torch.zeros(2), 0.0), 2)
+    assert both.goes_on(Reconstruction(images.flip(3), torch.zeros(2), 0.0), fresh=False)
+
+
+def test_a_start_begins_once_with_the_same_images() -> None:
+    first, nearer, other = ([Reconstruction(torch.full((1, 3, 8, 8), x), torch.zeros(1), 0.0)] for x in (0.1, 0.2, 0.3))
+    begun = StartsSoFar().then(first, 0)
+    assert begun.fresh(first, 0)
+    went = begun._replace(going=frozenset({0}))
+    for found in (first, nearer):  # images that going on has reached are no new ones
+        assert not went.then(found, 1).fresh(found, 0)
+    drawn = went.then(nearer, 1).then(nearer, 2)
+    assert not drawn.fresh(nearer, 0)
+    assert drawn.fresh(other, 0)
+
+
+def test_a_single_image_that_goes_on_is_moved_pixel_by_pixel(images: Tensor) -> None:
+    search = attack(4, further=2)
+    search.parametrization = Pixels(box=False, spread=0.2, smooth=0.5, coarse=0.5)
+    first, none = search.begin([victim(images[1:], GradientPruning(0.7))]), torch.zeros(1, dtype=torch.bool)
+    following = first.then([Reconstruction(images[1:], torch.zeros(1), 1.0, certified=none)])
+    assert following is not None
+    assert isinstance(following.state, MatchingState)
+    [problem] = following.state.problems
+    assert list(problem.variables) == ["fine"]
+    torch.testing.assert_close(problem.images(search.parametrization).detach(), images[1:])
 
 
 def test_images_that_explain_nothing_are_not_certified(images: Tensor) -> None:

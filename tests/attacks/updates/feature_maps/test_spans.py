@@ -10,6 +10,7 @@ from lit_recon.attacks.updates import PatchMatching
 from lit_recon.attacks.updates.feature_maps import patch_penalty
 from lit_recon.attacks.updates.feature_maps.patch_penalty import PatchPenalty
 from lit_recon.attacks.updates.feature_maps.spans import for_some, misplaced_images, outside_shares
+from lit_recon.attacks.updates.gradient_matching.further import StartsSoFar
 from lit_recon.defenses import GradientDropout
 from lit_recon.records import Observation, Reconstruction
 from tests.attacks.updates.feature_maps.patch_victims import attack, victim
@@ -138,10 +139,10 @@ def test_starts_go_on_while_they_certify_more_images(seen: Observation, truth: T
     first, labels = attack.begin([seen]), torch.zeros(2, dtype=torch.int64)
     found = [Reconstruction(truth, labels, 1.0, certified=torch.tensor([True, False]))]
     # start 2 follows where start 1 certified the first image, and ends where it was certified before
-    assert attack._further(first, 2, found, (0, 0)) is not None
-    assert attack._further(first, 2, found, (1, 0)) is None
-    assert attack._further(first, 2, found, (1, 1)) is not None
-    assert attack._further(first, 3, found, (1, 1)) is None
+    assert attack._further(first, 2, found, StartsSoFar(0, 0)) is not None
+    assert attack._further(first, 2, found, StartsSoFar(1, 0)) is None
+    assert attack._further(first, 2, found, StartsSoFar(1, 1)) is not None
+    assert attack._further(first, 3, found, StartsSoFar(1, 1)) is None
 
 
 def test_a_batch_behind_dropping_is_found_image_by_image(truth: Tensor) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 
 def least_squares(matrix: Tensor, target: Tensor) -> Tensor:
@@ -30,6 +31,8 @@ _CURVED = 1e-10
 _STILL = 1e-9
 #: Length of the first step, relative to the root of the number of variables.
 _FIRST = 0.003
+#: Rows for steps and changes of the gradient that are there from the start; as many again whenever they are full.
+_ROWS = 64
 
 
 class StepwiseLBFGS:
@@ -48,8 +51,9 @@ class StepwiseLBFGS:
         self.still = False
         like = variable.detach().flatten()
         self._best: tuple[float, Tensor, Tensor] | None = None  # loss, place and gradient
-        self._steps, self._changes = (like.new_zeros(history, len(like)) for _ in range(2))
-        self._products = like.new_zeros(history, history, dtype=torch.float64)
+        rows = min(history, _ROWS)
+        self._steps, self._changes = (like.new_zeros(rows, len(like)) for _ in range(2))
+        self._products = like.new_zeros(rows, rows, dtype=torch.float64)
         self._kept, self._direction, self._length = 0, torch.zeros_like(like), 1.0
 
     def told(self, loss: float) -> None:
@@ -79,6 +83,10 @@ class StepwiseLBFGS:
     def _learn(self, step: Tensor, change: Tensor) -> None:
         if not float(step @ change) > _CURVED * float(step.norm() * change.norm()):
             return
+        if self._kept == len(self._steps) < self.history:
+            more = min(self._kept, self.history - self._kept)
+            self._steps, self._changes = (pad(one, (0, 0, 0, more)) for one in (self._steps, self._changes))
+            self._products = pad(self._products, (0, more, 0, more))
         if self._kept == self.history:
             for one in (self._steps, self._changes):
                 one[:-1] = one[1:].clone()

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from lit_recon import solving
 from lit_recon.solving import StepwiseLBFGS
 
 Function = Callable[[Tensor], Tensor]
@@ -35,8 +36,10 @@ def bowl(x: Tensor) -> Tensor:
     return 0.5 * (torch.logspace(0, 3, len(x), dtype=x.dtype) * (x - 1) ** 2).sum()
 
 
+@pytest.mark.parametrize("rows", [2, 64])  # of the memory at first, which grows
 @pytest.mark.parametrize("history", [3, 50])
-def test_directions_are_those_of_dense_updates(history: int) -> None:
+def test_directions_are_those_of_dense_updates(history: int, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(solving, "_ROWS", rows)
     variable, search = started([-1.2, 1.0, 0.5, -0.3, 0.8], history)
     pairs: list[tuple[Tensor, Tensor]] = []
     for _ in range(12):

@@ -9,10 +9,10 @@ from benchmarks.docs.figures import Content, shown
 from benchmarks.docs.tables import markdown, table
 
 
-def _rows(records: Sequence[Content]) -> Iterator[Mapping[str, Any]]:
-    """Of all records, the oldest first."""
+def _rows(records: Sequence[Content]) -> Iterator[tuple[Content, Mapping[str, Any]]]:
+    """All rows and the records they are of, the oldest first."""
     for record in sorted(records, key=lambda record: str(record["created"])):
-        yield from record["rows"]
+        yield from ((record, row) for row in record["rows"])
 
 
 def _times(spread: Mapping[str, float], spec: str = ".1f") -> str:
@@ -30,7 +30,7 @@ def iteration(record: Content) -> str:
 
 @table("gpu_iteration", "all gpu**")
 def gpu_iteration(records: Sequence[Content]) -> str:
-    """Milliseconds of an iteration by victims and images, the newest of each: a lease is too short for all of them.
+    """Milliseconds of an iteration by victims and images, the newest of each card: a lease is too short for all.
 
     The first record recorded anew at every call where it timed two forms of single victims in turn; recordings that are
     slower than what they replace are left out.
@@ -42,8 +42,8 @@ def gpu_iteration(records: Sequence[Content]) -> str:
         "vmap": "victims at once",
         "recorded_vmap": "the same, recorded",
     }
-    found: dict[tuple[str, int, int], dict[str, float]] = {}
-    for row in _rows(records):
+    found: dict[tuple[str, int, int, str], tuple[str, dict[str, float]]] = {}
+    for record, row in _rows(records):
         times = row.get("seconds")
         if isinstance(times, Mapping) and "parametrization" not in row:
             own = {name: 1000 * value["median"] for name, value in times.items()}
@@ -51,26 +51,29 @@ def gpu_iteration(records: Sequence[Content]) -> str:
                 own["loop"] = own["eager"]
                 if own.get("recorded", own["eager"]) < own["eager"]:
                     own["recorded_loop"] = own["recorded"]
-            found[row.get("batch_norm", "eval"), row.get("victims", 1), row["batch"]] = own
+            key = row.get("batch_norm", "eval"), row.get("victims", 1), row["batch"], record["device"]
+            found[key] = str(record["created"])[:10], own
     rows = [
-        [mode, str(victims), str(images), *(shown(own[way], ".0f") if way in own else "" for way in titles)]
-        for (mode, victims, images), own in sorted(found.items())
+        [mode, str(victims), str(images), *(shown(own[way], ".0f") if way in own else "" for way in titles), day, card]
+        for (mode, victims, images, card), (day, own) in sorted(found.items())
     ]
-    return markdown(["BatchNorm", "victims", "images of each", *titles.values()], rows)
+    return markdown(["BatchNorm", "victims", "images of each", *titles.values(), "day", "card"], rows)
 
 
 @table("gpu_agreement", "all gpu**")
 def gpu_agreement(records: Sequence[Content]) -> str:
-    """Relative distances from float64 by subject and form, the newest of each."""
-    found: dict[tuple[str, str], list[str]] = {}
-    for row in _rows(records):
+    """Relative distances from float64 by subject and form, the newest of each card."""
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for record, row in _rows(records):
         if "from_float64" not in row:
             continue
         form = "CPU" if row["device"] == "cpu" else f"GPU, {row['form']}{', TF32' if 'arithmetic' in row else ''}"
         parts = row["from_float64"]
         names = ("update", "matching", "images", "derivative")
-        found[row["subject"], form] = [shown(parts[name], ".0e") if name in parts else "" for name in names]
-    return markdown(["", "", "update", "loss", "images", "derivative"], [[*key, *own] for key, own in found.items()])
+        values = [shown(parts[name], ".0e") if name in parts else "" for name in names]
+        found[row["subject"], form, record["device"]] = values
+    rows = [[subject, form, *values] for (subject, form, _), values in found.items()]
+    return markdown(["", "", "update", "loss", "images", "derivative"], rows)
 
 
 @table("trainer", "trainer")

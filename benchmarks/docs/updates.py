@@ -295,7 +295,10 @@ def feature_errors(record: Content) -> str:
 def large_batches(records: Sequence[Content]) -> str:
     """Images by attack and batch size, without a defense; attacks may have records of their own."""
     grid = configuration("evaluate/liu2025_table3_small.yaml")
-    cells, order = [row for record in records for row in _cells(record)], list(grid["attacks"])
+    order = list(grid["attacks"])
+    ordered = sorted(records, key=lambda record: str(record["created"]))
+    newest = {(row["batch_size"], row["attack"]): row for record in ordered for row in _cells(record)}
+    cells = [row for (_, attack), row in newest.items() if attack in order]
     specs = {"ssim": ".3f", "rmse": "error", "mse": "error", "label_accuracy": ".0%", "seconds": ".0f"}
     lines = []
     for row in sorted(cells, key=lambda row: (row["batch_size"], order.index(row["attack"]))):

@@ -51,8 +51,8 @@ class PatchMatching:
             update.
         patience: above 0 and at most 1, share of the iterations after which a search ends that is stuck.
         further: further starts for images that are not certified, and for single ones that leave more than known noise,
-            as many again after one that certifies another image; of several images, of local steps, and the first one
-            where the gradients are nearly explained, from those found so far.
+            as many again after one that certifies another image; from those found so far if there are several images,
+            or if they nearly explain the gradients: behind local steps always, else once from the same ones.
         approach: iterations of gradient matching from whose images the first further start of a single image begins, in
             turn with random images; 0: random images alone.
         least_hidden: expected share of the patches' span that noise hides, in the mean of the layers, below which the

@@ -111,12 +111,16 @@ class FurtherStarts(SteppableAttack[MatchingState]):
             images = self.parametrization.images(self.parametrization.start(restart), restart).detach()
         problem = self._problem(restart, labels, part.penalty, images[part.places])
         if not part.drawn and isinstance(self.solver, LBFGS):
-            if self.parametrization.refines_at < 1:
-                problem.move(self.parametrization.refined(problem.variables))
+            self._refine(problem)
             [moved] = problem.variables.values()
             problem.optimizer = StepwiseLBFGS(moved, self.solver.history)
         problem.within = Within(part.places, found.images, whole)
         return problem
+
+    def _refine(self, problem: Problem) -> None:
+        """Move the variables that are moved near the end from the beginning."""
+        if self.parametrization.refines_at < 1:
+            problem.move(self.parametrization.refined(problem.variables))
 
     def _state(self, problems: list[Problem], notes: list[tuple[str, ...]], counts: list[int]) -> MatchingState:
         seen = [problem.restart.observation for problem in problems]
@@ -183,8 +187,9 @@ class FurtherStarts(SteppableAttack[MatchingState]):
             some = f" but {int(drawn.sum())} that are not of the batch" if drawn is not None and drawn.any() else ""
             remarks.append(f"further start {number}, from {where}{some}")
             problems.append(self._problem(restart, before.labels, penalty, start, drawn))
-            if going and penalty.refines and len(found[v].images) == 1:
-                problems[-1].move(self.parametrization.refined(problems[-1].variables))
+            smoothed = penalty.prior_share(0.0) == 1  # at first, where scaled frequencies are faster
+            if going and len(found[v].images) == 1 and penalty.refines and not smoothed:
+                self._refine(problems[-1])
             if (kept := penalty.kept(found[v])) is not None:
                 problems[-1].kept = (kept.view(-1, 1, 1, 1), found[v].images)
             penalties.append(penalty)

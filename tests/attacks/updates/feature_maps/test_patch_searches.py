@@ -28,6 +28,7 @@ from lit_recon.errors import UnsupportedModelError
 from lit_recon.models.classifiers.foreign import public_model
 from lit_recon.records import Batch, BatchNormMode, Knowledge, Normalization, Observation, Reconstruction, Update
 from tests.attacks.updates.feature_maps.patch_victims import STD, attack, victim
+from tests.attacks.updates.feature_maps.test_local_steps import local
 
 
 @pytest.mark.parametrize(
@@ -201,15 +202,22 @@ def test_a_start_begins_once_with_the_same_images() -> None:
     assert drawn.fresh(other, 0)
 
 
-def test_a_single_image_that_goes_on_is_moved_pixel_by_pixel(images: Tensor) -> None:
-    search = attack(4, further=2)
-    search.parametrization = Pixels(box=False, spread=0.2, smooth=0.5, coarse=0.5)
-    first, none = search.begin([victim(images[1:], GradientPruning(0.7))]), torch.zeros(1, dtype=torch.bool)
-    following = first.then([Reconstruction(images[1:], torch.zeros(1), 1.0, certified=none)])
+@pytest.mark.parametrize(("rule", "coarse", "moved"), [(None, 0.5, "fine"), (None, 1.0, "pixels"), (3, 0.5, "pixels")])
+def test_single_images_go_on_with_the_pixels_themselves_unless_total_variation_guides_them(
+    images: Tensor, rule: int | None, coarse: float, moved: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With weights of local steps on a straight line more noise is assumed at first than there is."""
+    monkeypatch.setattr(patches, "spans_of_first_step", lambda *_: [])
+    search, pruned = attack(4, further=2), GradientPruning(0.7)
+    search.parametrization = Pixels(box=False, spread=0.2, smooth=0.5, coarse=coarse)
+    seen = victim(images[1:], None, rule=local(rule, lr=0.3)) if rule else victim(images[1:], pruned)
+    none = torch.zeros(1, dtype=torch.bool)
+    nearly = Reconstruction(images[1:], torch.zeros(1, dtype=torch.int64), 1.0, certified=none)
+    following = search.begin([seen]).then([nearly])
     assert following is not None
     assert isinstance(following.state, MatchingState)
     [problem] = following.state.problems
-    assert list(problem.variables) == ["fine"]
+    assert list(problem.variables) == [moved]
     torch.testing.assert_close(problem.images(search.parametrization).detach(), images[1:])
 
 

@@ -238,10 +238,13 @@ class Evaluation:
     def attack_title(self, cell: CellResult) -> str:
         """An attack in words, with its server, what it knows of the batch and the defense, and its own network."""
         name = self.attacks.get(cell.attack, cell.attack)
-        server = ", malicious server" if cell.attack in self.malicious else ""
-        server += ", knows batch statistics" if cell.attack in self.batch_statistics else ""
-        network = f", on {self.networks[cell.attack]}" if cell.attack in self.networks else ""
-        return f"{name}{server}{network}{', defense unknown' if cell.aware is False else ''}"
+        facts = {
+            "malicious server": cell.attack in self.malicious,
+            "knows batch statistics": cell.attack in self.batch_statistics,
+            f"on {self.networks.get(cell.attack)}": cell.attack in self.networks,
+            "defense unknown": cell.aware is False,
+        }
+        return ", ".join([name, *(fact for fact, holds in facts.items() if holds)])
 
     def cell_title(self, cell: CellResult) -> str:
         """A cell in words."""

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from benchmarks.docs.figures import Content, shown
-from benchmarks.docs.tables import markdown, table
+from benchmarks.docs.tables import markdown, oldest_first, table
 
 
 def _rows(records: Sequence[Content]) -> Iterator[tuple[Content, Mapping[str, Any]]]:
     """All rows and the records they are of, the oldest first."""
-    for record in sorted(records, key=lambda record: str(record["created"])):
+    for record in oldest_first(records):
         yield from ((record, row) for row in record["rows"])
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.docs.figures import Content, shown
 from benchmarks.docs.marks import NOT_MEASURED
-from benchmarks.docs.tables import configuration, markdown, row_of, select, table
+from benchmarks.docs.tables import configuration, markdown, oldest_first, row_of, select, table
 from benchmarks.docs.updates import title_of
 from lit_recon.experiments.evaluate.comparison import DefenseComparison, Side, sides_of
 from lit_recon.experiments.evaluate.conclusion import GridNames, conclude, has_result, missing
@@ -30,8 +30,7 @@ def _rows(records: Sequence[Content], name: str) -> list[Row]:
     """
     if name != "utility":
         records = [record for record in records if "_seeds_" not in record["name"]]
-    ordered = sorted(records, key=lambda record: str(record["created"]))
-    rows = [row for record in ordered for row in row_of(record)["tables"].get(name, [])]
+    rows = [row for record in oldest_first(records) for row in row_of(record)["tables"].get(name, [])]
     newest = {tuple(row.get(key) for key in _IDENTITY): row for row in sorted(rows, key=has_result)}
     return list(newest.values())
 

@@ -34,6 +34,11 @@ def table(name: str, *records: str) -> Callable[[Callable[..., str]], Callable[.
     return register
 
 
+def oldest_first(records: Sequence[Content]) -> list[Content]:
+    """In the order in which they were made: what later ones measured again takes the place of what is there."""
+    return sorted(records, key=lambda record: str(record["created"]))
+
+
 def make(name: str, figures: Figures, page: Path) -> str:
     """The lines of a table and the records that they are from; one sentence where a record is missing."""
     if name not in _TABLES:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.docs.figures import Content, shown
-from benchmarks.docs.tables import configuration, markdown, metrics_of, row_of, select, table
+from benchmarks.docs.tables import configuration, markdown, metrics_of, oldest_first, row_of, select, table
 
 Row = Mapping[str, Any]
 
@@ -296,8 +296,7 @@ def large_batches(records: Sequence[Content]) -> str:
     """Images by attack and batch size, without a defense; attacks may have records of their own."""
     grid = configuration("evaluate/liu2025_table3_small.yaml")
     order = list(grid["attacks"])
-    ordered = sorted(records, key=lambda record: str(record["created"]))
-    newest = {(row["batch_size"], row["attack"]): row for record in ordered for row in _cells(record)}
+    newest = {(row["batch_size"], row["attack"]): row for record in oldest_first(records) for row in _cells(record)}
     cells = [row for (_, attack), row in newest.items() if attack in order]
     specs = {"ssim": ".3f", "rmse": "error", "mse": "error", "label_accuracy": ".0%", "seconds": ".0f"}
     lines = []

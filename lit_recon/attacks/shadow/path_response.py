@@ -173,7 +173,9 @@ def leading_directions(network: nn.Module, weights: Tensor, images: Tensor, rank
         for at, some in zip(weights, images.chunk(len(weights)), strict=False):
             for rows in _rows(network, at, some):
                 found += rows.T @ (rows @ basis)
-    directions: Tensor = torch.linalg.svd(found, full_matrices=False).U[:, :kept].contiguous()
+    # a singular value decomposition of all rows takes minutes on a GPU
+    basis, upper = torch.linalg.qr(found)
+    directions: Tensor = basis @ torch.linalg.svd(upper).U[:, :kept]
     return directions
 
 

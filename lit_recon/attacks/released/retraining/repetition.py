@@ -34,9 +34,10 @@ def repeatable(plan: ShadowPlan | None, who: str) -> ShadowPlan:
 def training_of(plan: ShadowPlan, shape: torch.Size) -> Training:
     """The training of a plan, for images of this shape `(c, h, w)`."""
     known, initial = plan.known, plan.initial_weights().to(plan.device)
-    # one by one is faster on a CPU than grouped convolutions
-    other: Execution = "loop" if plan.device == "cpu" else "vmap"
-    execution: Execution = "batched_mlp" if fits_batched_mlp(plan.network) else other
+    execution: Execution = "batched_mlp"
+    if not fits_batched_mlp(plan.network):
+        # one by one is faster on a CPU than grouped convolutions; on a GPU that depends on the number of images
+        execution = "loop" if plan.device == "cpu" else plan.execution()
 
     def train(images: Tensor, labels: Tensor) -> Tensor:
         own = images.float().unflatten(1, shape).to(plan.device)

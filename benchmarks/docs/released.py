@@ -56,7 +56,7 @@ _NEWTON = {
     "cifar10_newton_500": "500 known images",
     "cifar10_newton_100": "100 known images",
     "cifar10_newton_seed_1": "other images and initial weights",
-    "cifar10_newton_relu": "ReLU",
+    "cifar10_newton_relu": "ReLU, on a GPU",
 }
 
 

@@ -127,6 +127,18 @@ def _spread(rows: Sequence[Row], key: str, spec: str) -> str:
     return shown(statistics.mean(values), spec) + spread
 
 
+@table("chen2024_mnist", "chen2024_mnist")
+def optimal_defenses(record: Content) -> str:
+    """Images by defense and strength, beside the accuracy of trainings behind it."""
+    tables, grid, lines = row_of(record)["tables"], configuration("evaluate/chen2024_mnist.yaml"), []
+    for row in tables["evaluation"]:
+        defense, strength = row["defense"], row.get("strength")
+        trained = select(tables["utility"], defense=defense, strength=strength)
+        accuracy = _spread(trained, "accuracy", ".1%") or "diverged"
+        lines.append([title_of(grid, defense, strength), shown(row["mse"]), shown(row["psnr"], ".1f"), accuracy])
+    return markdown(["defense", "MSE", "PSNR", "accuracy"], lines)
+
+
 @table("liu2025_price_small", f"all {_GRID}_**")
 def small_price(records: Sequence[Content]) -> str:
     return equal_price(records, _GRID)

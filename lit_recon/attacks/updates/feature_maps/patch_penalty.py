@@ -30,6 +30,7 @@ from lit_recon.attacks.updates.feature_maps.input_map import (
     coupled,
     likely_contrast,
     other_contrasts,
+    told_apart,
     told_by_statistics,
 )
 from lit_recon.attacks.updates.feature_maps.matching import EXPLAINED, REACH, SAME, arranged_labels
@@ -43,7 +44,8 @@ if TYPE_CHECKING:
     from lit_recon.attacks.updates.feature_maps.heavy_tails import HeavyTails
 
 #: Share of the squares of the searched rows from which on iterations are not worth their time; of n images, over n.
-SOLVED = 2e-6
+#: Of images not certified there it falls by a factor, so many times at most.
+SOLVED, _STRICTER, _TIMES = 2e-6, 0.3, 4
 #: Equations of layers, for every pixel of a batch, with which images are sought by these alone.
 AMPLE = 2.0
 #: Ridge on differences between the patches of several local steps in further searches.
@@ -56,9 +58,6 @@ _EXPLAINED = 4.0
 _LIKE_NOISE = 1.2
 #: Share of the squares of gradients without noise that the patches of the images may leave.
 _LEFT = 1e-6
-#: The same, relative to what another brightness or contrast would leave. A search that has not ended errs most where
-#: gradients tell least: 15 times as far as along these directions where this was measured.
-_DETERMINED = 2e-3
 #: Share of the squares of patches outside of their span at which a search of a single image ends.
 _ALONE = 1.5e-7
 #: Share of the squares that a stuck search leaves, and share of the loss by which its steps lower it at most.
@@ -194,12 +193,25 @@ class PatchPenalty(Penalty):
         if self.noise is not None:
             first, last = self.stds
             return progress > self.tempered and fell * first**2 / last**2 < _SETTLED * self.weight
-        left = 2 * loss * self.stds[0] ** 2 * self.pixels / (self.weight * self.searched.squares)
+        left = self._left(loss)
         joint = self.enough >= _APART
         patience = self.patience * (_TOGETHER if joint else 1.0)
         falling = not (joint or self.on_a_line) and _FALLING * loss < fell < math.inf
         stuck = left > (_NEAR if self.on_a_line else _STUCK) and progress >= patience and not falling
         return left <= self.enough or stuck
+
+    def _left(self, loss: float) -> float:
+        """The share of the squares of `searched` that a loss without noise stands for."""
+        return 2 * loss * self.stds[0] ** 2 * self.pixels / (self.weight * self.searched.squares)
+
+    def stricter(self, loss: float, images: Tensor, labels: Tensor) -> PatchPenalty | None:
+        tokens = any(isinstance(rows.layer, TokenLayer) for rows in self.judged.rows)  # they are never certified
+        least = SOLVED / self.observation.n_examples * _STRICTER**_TIMES
+        if self.noise or self.local_steps or self.separable or tokens or not self.enough > max(least, self._left(loss)):
+            return None
+        found = self.settled(images)
+        final = self.certificate(found, self.labels(found, labels))[1]
+        return None if final else replace(self, enough=max(least, _STRICTER * self.enough))
 
     def renews(self, progress: float, fell: float) -> bool:
         first, last = self.stds
@@ -344,7 +356,7 @@ class PatchPenalty(Penalty):
         together = self._moved(judged, images, each) if coupled(self.observation) and not told else math.inf
         alone = [math.inf if told and len(each) == 1 else self._moved(judged, images, [i]) for i in each]
         moved = images.new_tensor([min(together, left) for left in alone])
-        certified, notes = _undetermined(left * torch.ones_like(moved), moved, "patches leave {:.1g} of the gradients")
+        certified, notes = told_apart(left, moved, REACH, "patches leave {:.1g} of the gradients")
         # other starts do not tell what statistics of the batch hide
         return certified, bool(certified.all()) or (coupled(self.observation) and not told), (how, *notes)
 
@@ -374,7 +386,7 @@ class PatchPenalty(Penalty):
             left = outside_shares(alone, images)
             others = other_contrasts(self.observation, images, REACH, each=True)
             moved = torch.stack([outside_shares(alone, one) for one in others]).amin(0)
-        certified, notes = _undetermined(left, moved, "{:.1g} of its patches are outside the span")
+        certified, notes = told_apart(left, moved, REACH, "{:.1g} of its patches are outside the span")
         if not explained:
             repeated = certified & misplaced_images(self.searched, images, False, _STUCK)
             certified &= ~repeated
@@ -386,14 +398,3 @@ class PatchPenalty(Penalty):
         """The least share left if brightness or contrast of some images, in a channel or all, is another by `REACH`."""
         where, others = images.new_tensor(numbers).long(), other_contrasts(self.observation, images[numbers], REACH)
         return min(judged.left(images.index_copy(0, where, moved)) for moved in others)
-
-
-def _undetermined(left: Tensor, moved: Tensor, what: str) -> tuple[Tensor, list[str]]:
-    """Which images `(n,)` leave little of what they would leave with another contrast, and why others do not."""
-    certified = left < _DETERMINED * moved
-    notes = [
-        f"image {i + 1}: not certified: with another brightness or contrast (RMSE {REACH:g}) "
-        f"{what.format(float(moved[i]))}, at least {float(left[i]) / _DETERMINED:.1g} is asked"
-        for i in (~certified).nonzero().flatten().tolist()
-    ]
-    return certified, notes

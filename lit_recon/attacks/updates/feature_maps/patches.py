@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lit_recon.attacks.updates.feature_maps.convolutions import find_convolutions, find_token_layers
-from lit_recon.attacks.updates.feature_maps.input_map import Passes, centred, known_statistics, passed_images
+from lit_recon.attacks.updates.feature_maps.input_map import Passes, centred, passed_images
 from lit_recon.attacks.updates.feature_maps.observed_rows import (
     Layer,
     MatchedRows,
@@ -31,9 +31,6 @@ _ENOUGH_LAYERS = 2
 _FAINT = 0.5
 #: Share of the squares at which a search on a straight line of weights of local steps ends.
 _ROUGHLY = 1e-3
-#: Factor of the share at which a search with known statistics of the batch ends: searches that ended at the share
-#: itself left more than a certificate allows.
-_TOLD = 0.1
 
 
 class PatchMatching:
@@ -118,7 +115,7 @@ class PatchMatching:
         # bounds on hidden entries only guide the search
         unbounded = tuple(replace(one, bound=None) for one in rows)
         judged = MatchedRows(unbounded, Passes(observation, [one.layer.name for one in rows]))
-        enough = SOLVED / observation.n_examples * (_TOLD if known_statistics(observation) else 1.0)
+        enough = SOLVED / observation.n_examples
         settings = self.weight, self.tempered, self.patience
         penalty = PatchPenalty(observation, judged, judged, None, *settings, notes=(), enough=enough)
         if penalty.freedom < penalty.pixels:

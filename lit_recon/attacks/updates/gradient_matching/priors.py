@@ -256,6 +256,10 @@ class Penalty(ABC):
         """
         return False
 
+    def stricter(self, loss: float, images: Tensor, labels: Tensor) -> Self | None:
+        """The penalty of a search that goes on from images whose loss would end it; None: it ends."""
+        return None
+
     def in_order(self, images: Tensor) -> Tensor:
         """The order `(n,)` in which images are candidates: as they are."""
         return torch.arange(len(images), device=images.device)

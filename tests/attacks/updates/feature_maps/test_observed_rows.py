@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from lit_recon.attacks.updates import PatchMatching
 from lit_recon.attacks.updates.feature_maps import observed_rows as module
-from lit_recon.attacks.updates.feature_maps import patch_penalty, patches
+from lit_recon.attacks.updates.feature_maps import input_map, patches
 from lit_recon.attacks.updates.feature_maps.convolutions import find_convolutions
 from lit_recon.attacks.updates.feature_maps.observed_rows import (
     ObservedRows,
@@ -88,7 +88,7 @@ def test_layers_with_too_many_patches_are_left_out(seen: Observation, monkeypatc
 
 
 def test_images_that_leave_too_much_are_not_certified(photographs: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patch_penalty, "_DETERMINED", 1e9)  # another contrast would tell too
+    monkeypatch.setattr(input_map, "_DETERMINED", 1e9)  # another contrast would tell too
     images = photographs[:1, :, ::4, ::4].contiguous()
     penalty = PatchMatching().prepare(victim(images, None))
     towards = torch.randn(images.shape, generator=torch.Generator().manual_seed(0))

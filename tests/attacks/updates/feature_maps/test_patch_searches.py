@@ -19,7 +19,7 @@ from lit_recon.attacks.updates import (
     PatchMatching,
     Pixels,
 )
-from lit_recon.attacks.updates.feature_maps import patch_penalty, patches
+from lit_recon.attacks.updates.feature_maps import input_map, patch_penalty, patches
 from lit_recon.attacks.updates.feature_maps.patch_penalty import PatchPenalty
 from lit_recon.attacks.updates.gradient_matching.further import StartsSoFar
 from lit_recon.clients import Client
@@ -61,6 +61,7 @@ def test_a_search_ends_once_the_gradients_are_explained(images: Tensor, monkeypa
         return loss
 
     monkeypatch.setattr(PatchPenalty, "penalty", counted)
+    monkeypatch.setattr(patch_penalty, "SOLVED", 1.0)  # nothing stricter
     seen = victim(images[1:], None)
     for solved in (1e-4, -1.0):
         calls.append(0)
@@ -71,6 +72,19 @@ def test_a_search_ends_once_the_gradients_are_explained(images: Tensor, monkeypa
         search(seen)
     assert calls[-2] < 0.7 * calls[-1], calls
     assert solved_at[-2] == 2  # within an iteration, and once more for the result
+
+
+def test_a_search_goes_on_until_its_images_are_certified(images: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patches, "SOLVED", 1e-4)
+    search, seen = attack(40), victim(images[1:], None)
+    search.image_priors[0].weight = 1e-9
+    found = search(seen)
+    assert found.certified is not None
+    assert found.certified.all()
+    monkeypatch.setattr(patch_penalty, "SOLVED", 1.0)  # nothing stricter
+    ended = search(seen)
+    assert ended.certified is not None
+    assert not ended.certified.any()
 
 
 def test_a_search_that_is_stuck_ends_early(images: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,7 +261,7 @@ def test_images_are_certified_that_leave_far_less_than_with_another_contrast(
     # each image of a batch by itself
     both = PatchMatching().prepare(victim(images, GradientPruning(0.3)))
     assert both._moved(both.judged, images, [0]) != pytest.approx(both._moved(both.judged, images, [1]), rel=0.01)
-    monkeypatch.setattr(patch_penalty, "_DETERMINED", 1.0)
+    monkeypatch.setattr(input_map, "_DETERMINED", 1.0)
     assert penalty.certificate(near, label)[1]
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_recon.attacks.updates import PatchMatching
-from lit_recon.attacks.updates.feature_maps import patch_penalty
+from lit_recon.attacks.updates.feature_maps import input_map, patch_penalty
 from lit_recon.attacks.updates.feature_maps.patch_penalty import PatchPenalty
 from lit_recon.attacks.updates.feature_maps.spans import for_some, misplaced_images, outside_shares
 from lit_recon.attacks.updates.gradient_matching.further import StartsSoFar
@@ -109,7 +109,7 @@ def test_single_images_are_certified_by_themselves(seen: Observation, penalty: P
             # where the update of the batch is taken as explained, too
             patch.setattr(patch_penalty, "_LEFT", 1.0)
             patch.setattr(patch_penalty, "EXPLAINED", 2.0)
-        patch.setattr(patch_penalty, "_DETERMINED", 1e9)
+        patch.setattr(input_map, "_DETERMINED", 1e9)
         assert penalty.certificate(wrong, labels)[0].tolist() == [True, True]
 
 
@@ -120,7 +120,7 @@ def test_an_image_is_certified_once_and_not_without_maps(penalty: PatchPenalty, 
     assert not final
     assert notes[-1] == "image 2: not certified: another image is the same"
     # an image all of whose maps are zero leaves nothing, with any contrast
-    certified, _ = patch_penalty._undetermined(torch.zeros(1), torch.zeros(1), "{:g}")
+    certified, _ = input_map.told_apart(torch.zeros(1), torch.zeros(1), 0.02, "{:g}")
     assert certified.tolist() == [False]
 
 

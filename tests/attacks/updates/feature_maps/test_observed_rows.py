@@ -13,8 +13,8 @@ from scipy.optimize import minimize
 from torch import Tensor, nn
 
 from lit_recon.attacks.updates import PatchMatching
-from lit_recon.attacks.updates.feature_maps import observed_rows as module
 from lit_recon.attacks.updates.feature_maps import input_map, patches
+from lit_recon.attacks.updates.feature_maps import observed_rows as module
 from lit_recon.attacks.updates.feature_maps.convolutions import find_convolutions
 from lit_recon.attacks.updates.feature_maps.observed_rows import (
     ObservedRows,

@@ -134,7 +134,7 @@ def optimal_defenses(record: Content) -> str:
     for row in tables["evaluation"]:
         defense, strength = row["defense"], row.get("strength")
         trained = select(tables["utility"], defense=defense, strength=strength)
-        accuracy = _spread(trained, "accuracy", ".1%") or "diverged"
+        accuracy = _spread(trained, "accuracy", ".1%") or "–"
         lines.append([title_of(grid, defense, strength), shown(row["mse"]), shown(row["psnr"], ".1f"), accuracy])
     return markdown(["defense", "MSE", "PSNR", "accuracy"], lines)
 

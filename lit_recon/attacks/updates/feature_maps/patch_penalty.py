@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from lit_recon.attacks.updates.feature_maps.heavy_tails import HeavyTails
 
 #: Share of the squares of the searched rows from which on iterations are not worth their time; of n images, over n.
-#: Of images not certified there it falls by a factor, so many times at most.
+#: While images are not certified, a search goes on to a share of what they leave; to this power at most.
 SOLVED, _STRICTER, _TIMES = 2e-6, 0.3, 4
 #: Equations of layers, for every pixel of a batch, with which images are sought by these alone.
 AMPLE = 2.0
@@ -188,30 +188,29 @@ class PatchPenalty(Penalty):
         """Not where gradients leave brightness and contrast open: these went further astray with plain pixels."""
         return not coupled(self.observation)
 
-    def ended(self, loss: float, progress: float, fell: float = math.inf) -> bool:
+    def ended(self, loss: float, progress: float, fell: float = math.inf, enough: float | None = None) -> bool:
         """Whether gradients are explained nearly to rounding or never will be; or noise hides what is left."""
         if self.noise is not None:
             first, last = self.stds
             return progress > self.tempered and fell * first**2 / last**2 < _SETTLED * self.weight
-        left = self._left(loss)
         joint = self.enough >= _APART
         patience = self.patience * (_TOGETHER if joint else 1.0)
         falling = not (joint or self.on_a_line) and _FALLING * loss < fell < math.inf
-        stuck = left > (_NEAR if self.on_a_line else _STUCK) and progress >= patience and not falling
-        return left <= self.enough or stuck
+        stuck = self._left(loss) > (_NEAR if self.on_a_line else _STUCK) and progress >= patience and not falling
+        return self._left(loss) <= (self.enough if enough is None else enough) or stuck
 
     def _left(self, loss: float) -> float:
         """The share of the squares of `searched` that a loss without noise stands for."""
         return 2 * loss * self.stds[0] ** 2 * self.pixels / (self.weight * self.searched.squares)
 
-    def stricter(self, loss: float, images: Tensor, labels: Tensor) -> PatchPenalty | None:
+    def stricter(self, loss: float, images: Tensor, labels: Tensor) -> float | None:
         tokens = any(isinstance(rows.layer, TokenLayer) for rows in self.judged.rows)  # they are never certified
-        least = SOLVED / self.observation.n_examples * _STRICTER**_TIMES
-        if self.noise or self.local_steps or self.separable or tokens or not self.enough > max(least, self._left(loss)):
+        left, least = self._left(loss), SOLVED / self.observation.n_examples * _STRICTER**_TIMES
+        if self.noise or self.local_steps or self.separable or tokens or not least < left <= self.enough:
             return None
         found = self.settled(images)
         final = self.certificate(found, self.labels(found, labels))[1]
-        return None if final else replace(self, enough=max(least, _STRICTER * self.enough))
+        return None if final else max(least, _STRICTER * left)
 
     def renews(self, progress: float, fell: float) -> bool:
         first, last = self.stds

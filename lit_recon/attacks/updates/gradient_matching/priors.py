@@ -246,18 +246,19 @@ class Penalty(ABC):
         """Whether the solver may go on with refined variables, see `Parametrization.refined`."""
         return True
 
-    def ended(self, loss: float, progress: float, fell: float = inf) -> bool:
+    def ended(self, loss: float, progress: float, fell: float = inf, enough: float | None = None) -> bool:
         """Whether further iterations are not worth their time.
 
         Args:
             loss: the least so far.
             progress: share of the iterations done.
             fell: by how much every step of a line search lowered it in the last iteration; infinite: not known.
+            enough: what the search goes on to, see `stricter`; None: the penalty's own.
         """
         return False
 
-    def stricter(self, loss: float, images: Tensor, labels: Tensor) -> Self | None:
-        """The penalty of a search that goes on from images whose loss would end it; None: it ends."""
+    def stricter(self, loss: float, images: Tensor, labels: Tensor) -> float | None:
+        """What is `enough` for a search to go on to from images whose loss would end it; None: it ends."""
         return None
 
     def in_order(self, images: Tensor) -> Tensor:

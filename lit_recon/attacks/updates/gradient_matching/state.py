@@ -47,6 +47,7 @@ class Problem:
     best_images: Tensor | None = None
     best_labels: Tensor | None = None
     diverged_at: int | None = None
+    enough: float | None = None  # what the search goes on to; None: what its penalty says
     solved: bool = False  # nothing is left to search
     set_aside: bool = False
     trace: Curve = field(default_factory=dict)
@@ -83,10 +84,10 @@ class Problem:
     def ended(self, progress: float) -> bool:
         """Whether it needs no iterations after a share of them: diverged, solved or stuck."""
         penalty = self.feature_penalty
-        ended = penalty is not None and penalty.ended(self.best_loss, progress, self.fell)
+        ended = penalty is not None and penalty.ended(self.best_loss, progress, self.fell, self.enough)
         if penalty and ended and not self.solved and self.best_images is not None and self.best_labels is not None:
             stricter = penalty.stricter(self.best_loss, self.best_images, self.best_labels)
-            self.feature_penalty, self.solved = stricter or penalty, stricter is None
+            self.enough, self.solved = stricter or self.enough, stricter is None
             ended = self.solved
         still = self.stepwise is not None and self.stepwise.still
         return self.diverged_at is not None or ended or still

@@ -12,13 +12,14 @@ from torch import Tensor
 
 from lit_recon.attacks.released import Background, NewtonRetraining, Reconstructor
 from lit_recon.attacks.released.retraining import newton as module
+from lit_recon.attacks.released.retraining import repetition
 from lit_recon.attacks.released.retraining.newton import Expected, Rounds
 from lit_recon.attacks.shadow import GradientDescent, PrivateDescent, ShadowPlan, train_models
 from lit_recon.attacks.shadow.path_response import PathResponse, ResponseSettings
 from lit_recon.data import InformedSplit, InformedSplitSettings, draw_informed_split
 from lit_recon.data.sources import Digits
 from lit_recon.errors import ConfigError, CorruptFileError, ShapeError, ThreatModelError
-from lit_recon.models.released import ReleasedMLP
+from lit_recon.models.released import ReleasedCNN, ReleasedMLP
 
 N = 6
 #: A coarse prediction, and short searches.
@@ -211,3 +212,22 @@ def test_differences_that_no_image_can_explain_are_refused(plan: ShadowPlan, rel
 def test_settings_out_of_range_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match="trainings must be 0 or more|tolerance and certain must"):
         NewtonRetraining(**wrong)  # type: ignore[arg-type]
+
+
+def test_large_fixed_sets_are_trained_one_by_one_on_a_gpu_too(
+    split: InformedSplit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def trained(known: object, initial: Tensor, images: Tensor, labels: Tensor, execution: str) -> Tensor:
+        asked.append(execution)
+        return torch.zeros(len(images), 1)
+
+    monkeypatch.setattr(repetition, "train_models", trained)
+    monkeypatch.setattr(ShadowPlan, "reference", lambda plan: torch.zeros(1))
+    images, few = torch.zeros(2, 3 * 100), len(split.fixed)
+    for device, enough in (("cpu", few + 1), ("meta", few + 1), ("meta", few)):  # no GPU is needed to ask for one
+        monkeypatch.setattr(repetition, "_ONE_BY_ONE", enough)
+        plan = ShadowPlan(ReleasedCNN((3, 10, 10), 10), split.fixed, GradientDescent(1), device=device)
+        repetition.training_of(plan, torch.Size([3, 10, 10]))(images, torch.zeros(2, dtype=torch.int64))
+    assert asked == ["loop", "vmap", "loop"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -85,6 +86,21 @@ def test_a_search_goes_on_until_its_images_are_certified(images: Tensor, monkeyp
     ended = search(seen)
     assert ended.certified is not None
     assert not ended.certified.any()
+
+
+def test_a_killed_search_goes_on_to_the_same_end(images: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patches, "SOLVED", 1e-3)
+    search = attack(40)
+    search.image_priors[0].weight = 1e-9
+    run, again = (search.begin([victim(images[1:], None)]) for _ in range(2))
+    assert isinstance(run.state, MatchingState)
+    assert isinstance(again.state, MatchingState)
+    while run.state.problems[0].enough is None:
+        run.advance()
+    again.state.load_state_dict(copy.deepcopy(run.state.state_dict()))
+    assert again.state.problems[0].enough == run.state.problems[0].enough
+    [whole], [resumed] = run.finish(), again.finish()
+    torch.testing.assert_close(resumed.images, whole.images)
 
 
 def test_a_search_that_is_stuck_ends_early(images: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,8 +44,9 @@ if TYPE_CHECKING:
     from lit_recon.attacks.updates.feature_maps.heavy_tails import HeavyTails
 
 #: Share of the squares of the searched rows from which on iterations are not worth their time; of n images, over n.
-#: While images are not certified, a search goes on to a share of what they leave; to this power at most.
-SOLVED, _STRICTER, _TIMES = 2e-6, 0.3, 4
+SOLVED = 2e-6
+#: Share of what images that are not certified leave to which a search goes on; `SOLVED` times its power is the least.
+_STRICTER, _TIMES = 0.3, 4
 #: Equations of layers, for every pixel of a batch, with which images are sought by these alone.
 AMPLE = 2.0
 #: Ridge on differences between the patches of several local steps in further searches.

@@ -8,6 +8,7 @@ from typing import Any
 
 from benchmarks.docs.figures import Content, shown
 from benchmarks.docs.tables import configuration, markdown, metrics_of, row_of, select, table
+from lit_recon.metrics.aggregate import interval_of_mean
 
 _NEAREST = {
     "nearest of all other images": "oracle_mse",
@@ -52,11 +53,14 @@ table("cifar10_retraining", "cifar10_retraining_*")(_retraining)
 _NEWTON = {
     "cifar10_newton": "the paper's setting",
     "cifar10_newton_guess": "the first guess, without a training",
+    "cifar10_newton_50000": "50,000 known images",
+    "cifar10_newton_10000": "10,000 known images",
     "cifar10_newton_2000": "2,000 known images",
     "cifar10_newton_500": "500 known images",
     "cifar10_newton_100": "100 known images",
     "cifar10_newton_seed_1": "other images and initial weights",
-    "cifar10_newton_relu": "ReLU, on a GPU",
+    "cifar10_newton_250_steps": "250 epochs instead of 100",
+    "cifar10_newton_relu": "ReLU instead of ELU",
 }
 
 
@@ -73,8 +77,10 @@ def cifar10_newton(records: Sequence[Content]) -> str:
         worst = "" if sure is None else _mse(found.get("certified_mse_max"))
         errors = [worst, *(_mse(found[key]) for key in ("mse", *_BASELINES.values()))]
         labels = f"{round(found['label_accuracy'] * found['n'])} of {found['n']}"
-        lines.append([title, certified, *errors, labels, shown(row["cpu_seconds"] / 60, ".0f")])
-    return markdown(["", "certified", "largest MSE of these", "MSE", *_BASELINES, "labels", "minutes of CPU"], lines)
+        on_gpu = "peak_gpu_memory_mib" in found
+        minutes = row["seconds" if on_gpu else "cpu_seconds"] / 60
+        lines.append([title, certified, *errors, labels, f"{minutes:.0f}{', GPU' if on_gpu else ''}"])
+    return markdown(["", "certified", "largest MSE of these", "MSE", *_BASELINES, "labels", "minutes"], lines)
 
 
 @table("digits_demo", "digits_demo")
@@ -82,31 +88,53 @@ def digits_demo(record: Content) -> str:
     return _retraining([record])
 
 
-def _curve(record: Content) -> str:
+def _errors(record: Content) -> dict[str, str]:
     """Errors by number of shadow models, and those of plain guesses."""
     found = metrics_of(record)
     curve = {int(key.split("_")[2]): value for key, value in found.items() if key.startswith("mse_at_")}
     curve[found["n_shadow"]] = found["mse"]
-    rows = [[f"{n:,} shadow models", _mse(value)] for n, value in sorted(curve.items())]
-    rows += [[title, _mse(found[key])] for title, key in _BASELINES.items()]
-    return markdown(["", "MSE"], rows)
+    rows = {f"{n:,} shadow models": _mse(value) for n, value in sorted(curve.items())}
+    return rows | {title: _mse(found[key]) for title, key in _BASELINES.items()}
+
+
+def _curve(record: Content) -> str:
+    return markdown(["", "MSE"], _errors(record).items())
 
 
 table("mnist_small", "mnist_small")(_curve)
 
 
-def _linear(record: Content) -> str:
-    found = metrics_of(record)
+def _cost(record: Content) -> str:
+    """The error and the time of linear response."""
+    found, row = metrics_of(record), row_of(record)
     error = f"{shown(found['linear_error'], '.2f')} in the median and {shown(found['linear_error_max'], '.2f')} at most"
-    spent = (
-        f"all shadow models took {found['shadow_seconds']:.0f} seconds, the attack {row_of(record)['cpu_seconds']:.0f}"
-    )
-    note = f"Relative error of {found['linear_error_n']} shadow models: {error}; {spent} seconds of CPU in all."
-    return f"{_curve(record)}\n\n{note}"
+    spent = f"all shadow models took {found['shadow_seconds']:.0f} seconds, the attack "
+    if "peak_gpu_memory_mib" in found:
+        spent += f"{row['seconds']:.0f} seconds in all, on a GPU"
+    else:
+        spent += f"{row['cpu_seconds']:.0f} seconds of CPU in all"
+    return f"Relative error of {found['linear_error_n']} shadow models: {error}; {spent}."
 
 
-table("mnist_linear", "mnist_linear")(_linear)
-table("cifar10_linear", "cifar10_linear")(_linear)
+@table("mnist_linear", "mnist_linear")
+def _linear(record: Content) -> str:
+    return f"{_curve(record)}\n\n{_cost(record)}"
+
+
+@table("cifar10_linear", "cifar10_linear**")
+def cifar10_linear(records: Sequence[Content]) -> str:
+    """Numbers of targets beside each other, with the interval of the mean over targets."""
+    ordered = sorted(records, key=lambda record: int(metrics_of(record)["n"]))
+    columns, notes = [_errors(record) for record in ordered], []
+    for record in ordered:
+        found = metrics_of(record)
+        deviations = (found["n"] - 1) * found["mse_std"] ** 2
+        bounds = interval_of_mean(found["n"], found["n_batches"], found["mse"], deviations)
+        interval = " to ".join(shown(bound, ".4f") for bound in bounds or ())
+        notes.append(f"{found['n']} targets: 95 % interval of the lowest MSE {interval}. {_cost(record)}")
+    rows = [[title, *(column[title] for column in columns)] for title in columns[0]]
+    header = ["MSE", *(f"{metrics_of(record)['n']} targets" for record in ordered)]
+    return "\n\n".join([markdown(header, rows), *notes])
 
 
 @table("rero_mnist", "rero_mnist")

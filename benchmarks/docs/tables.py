@@ -52,7 +52,7 @@ def make(name: str, figures: Figures, page: Path) -> str:
     chosen = [records if "*" in record else records[0] for record, records in zip(names, found, strict=True)]
     used = [record for records in found for record in records]
     pool = " Target images are of the pool `evaluation`." if any(record["pool"] for record in used) else ""
-    devices = sorted({record["device"] for record in used})
+    devices = sorted({device_of(record) for record in used})
     dates = sorted({record["created"][:10] for record in used})
     days = " and ".join(dates) if len(dates) < 3 else f"{dates[0]} to {dates[-1]}"
     source = f"{days}, {' and '.join(devices)}: {_links(used, page)}."
@@ -91,6 +91,13 @@ def row_of(record: Content) -> dict[str, Any]:
 def metrics_of(record: Content) -> dict[str, Any]:
     """`metrics.json` of the run behind a record."""
     return dict(row_of(record)["metrics"])
+
+
+def device_of(record: Content) -> str:
+    """The processor or GPU that did the work; of a command's record that of the run, not of what called it."""
+    rows = record["rows"]
+    run = rows[0].get("metrics") if len(rows) == 1 else None
+    return str((run or record).get("device", record["device"]))
 
 
 def configuration(path: str) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def _needs(data: str, defense: str) -> str:
     if defense not in _COMPARED:
         return "the defense, which is not implemented, and a configuration"
     if data in _GRIDS:
-        return f"`configs/evaluate/{_GRIDS[data][0]}.yaml`, three hours of one core"
+        return f"`configs/evaluate/{_GRIDS[data][0]}.yaml`, an hour and a half of one core"
     return f"a configuration for this setting, of which there is none; the defense is `{defense}`"
 
 

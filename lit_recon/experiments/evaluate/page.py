@@ -68,6 +68,7 @@ def write_evaluation(evaluation: Evaluation, compared: Sequence[DefenseCompariso
             items=inapplicable,
         ),
         Panel("Cells without results", items=[(evaluation.cell_title(cell), cell.reason) for cell in failed]),
+        Panel("Trainings without an accuracy", items=_without_accuracy(evaluation)),
     ]
     page = Page(
         kind="Evaluation of defenses",
@@ -282,13 +283,23 @@ def not_applicable(evaluation: Evaluation) -> list[tuple[str, str]]:
     return [*found, *((f"training under {', '.join(rows)}", reason) for reason, rows in trainings.items())]
 
 
+def _without_accuracy(evaluation: Evaluation) -> list[tuple[str, str]]:
+    """Titles and reasons of finished trainings that have no accuracy, such as those that diverged."""
+    cells = [cell for cell in evaluation.cells if cell.kind == "utility" and cell.metrics and not cell.reason]
+    reasons = [(cell, cell.metrics.get("accuracy_reason")) for cell in cells if cell.number("accuracy") is None]
+    return [(evaluation.cell_title(cell), str(reason)) for cell, reason in reasons if reason]
+
+
 def _record(evaluation: Evaluation) -> dict[str, Scalar]:
     key = evaluation.metric.key
     record: dict[str, Scalar] = {"n_cells": len(evaluation.cells), "metric": key}
     for cell in evaluation.cells:
         name = ".".join(cell.folder.name.split("-")[:-1])
         if cell.kind == "utility":
-            record |= {f"{fact}.{name}": cell.number(fact) for fact in ("accuracy", "final_train_loss")}
+            for fact in ("accuracy", "final_train_loss"):
+                record[f"{fact}.{name}"] = cell.number(fact)
+                if record[f"{fact}.{name}"] is None and (why := cell.metrics.get(f"{fact}_reason")):
+                    record[f"{fact}.{name}_reason"] = why
         elif cell.kind == "attack":
             record[f"{key}.{name}"] = cell.number(key)
             if cell.bound:

@@ -62,6 +62,11 @@ def test_the_folder_tells_everything(evaluated: RunFolder) -> None:
     assert figures["rmse.noise_0.1.far.b2_reason"] == "out of memory"
     assert figures["stops.prune_0.99.b2"] is True
     assert figures["n_failed"] == 1
+    assert figures["accuracy.noise_1.0"] is None
+    assert figures["accuracy.noise_1.0_reason"] == "diverged"
+    assert "accuracy.noise_0.1_reason" not in figures  # it has an accuracy
+    assert "Trainings without an accuracy" in page
+    assert page.count("diverged") == 1
     assert (evaluated.figures / "scatter.png").read_bytes().startswith(b"\x89PNG")
     assert sorted(path.name for path in evaluated.figures.glob("gallery*")) == [
         "gallery_noise__batch_2.png",

@@ -35,12 +35,13 @@ from benchmarks.certificates import Attacked, attacks_of, summary
 from benchmarks.record import Record, Row
 from lit_recon.attacks.base import Attack
 from lit_recon.attacks.updates import AnalyticInversion, FirstApplicable
+from lit_recon.attacks.updates.feature_maps.input_map import InputMap
 from lit_recon.clients import Client
 from lit_recon.clients.record import Recorder
 from lit_recon.data.sources import CIFAR10
 from lit_recon.metrics.fidelity import pairwise_mse
 from lit_recon.models import ConvNet
-from lit_recon.records import Knowledge, Normalization
+from lit_recon.records import Knowledge, Normalization, Observation
 
 CLASSES, STEPS, RATE = 10, 8, 0.02
 #: Private photographs, at most.
@@ -134,9 +135,10 @@ def network(name: str, public: Tensor, labels: Tensor) -> nn.Module:
 
 
 def measure(model: nn.Module, attack: Attack, images: Tensor, cell: OtherNetwork) -> Row:
-    """The summary of a cell's batches, and the distance of every image to the nearest other photograph."""
+    """The summary of a cell's batches, the distance of every image to the nearest other photograph, and `entries`."""
     batches = []
     nearest: list[float] = []
+    entries: list[float] = []
     client = Client(model, image_shape=images.shape[1:], normalization=Normalization((0.5,) * 3, (0.25,) * 3))
     for number in range(cell.draws):
         chosen = (torch.arange(cell.batch) + number * cell.batch) % len(images)
@@ -145,8 +147,24 @@ def measure(model: nn.Module, attack: Attack, images: Tensor, cell: OtherNetwork
         apart[torch.arange(len(own)), chosen] = torch.inf
         nearest += [float(f"{value:.3g}") for value in apart.min(1)[0].tolist()]
         seen = client.observe(own, torch.arange(cell.batch) + number, Knowledge())
+        entries += entries_per_pixel(seen, own)
         batches.append(Attacked.by(attack, seen, own))
-    return {"images": cell.batch * cell.draws, "nearest_other": nearest, **summary(batches)}
+    least = round(min(entries), 2) if entries else None
+    return {"images": cell.batch * cell.draws, "nearest_other": nearest, "entries": least, **summary(batches)}
+
+
+def entries_per_pixel(seen: Observation, images: Tensor) -> list[float]:
+    """Entries above zero that the second convolution sees of every image, by its pixels; none for a single one.
+
+    With fewer than one, what all later layers see does not determine the image.
+    """
+    convolutions = [name for name, module in seen.model.named_modules() if isinstance(module, nn.Conv2d)]
+    if len(convolutions) < 2:
+        return []
+    with torch.no_grad():
+        [maps] = InputMap(seen, convolutions[1], "eval").each(images)
+    counts = (maps != 0).flatten(1).sum(1) / images[0].numel()
+    return [float(count) for count in counts]
 
 
 def record(model: nn.Module, images: Tensor, cell: OtherNetwork, out: Path, frozen: bool = False) -> None:

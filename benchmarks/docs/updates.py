@@ -194,11 +194,12 @@ def architectures(records: list[Content]) -> str:
                 shown(max(errors, default=None)),
                 certified(row),
                 shown(statistics.median(nearest) if nearest else None),
+                shown(row["entries"], ".2f") if row.get("entries") else "",
                 shown(row["seconds"]["median"], ".0f" if row["seconds"]["median"] >= 1 else ".1f"),
             ]
         )
     header = ["network", "batch", "attacked", "median RMSE", "largest RMSE", "certified, of them wrong"]
-    return markdown([*header, "nearest other photograph", "seconds of a batch"], rows)
+    return markdown([*header, "nearest other photograph", "entries per pixel", "seconds of a batch"], rows)
 
 
 _ACTIVATIONS = {"gelu": "GELU", "relu": "ReLU"}

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 from torch import nn
 
-from benchmarks.architectures import RATE, OtherNetwork, photographs, record
+from benchmarks.architectures import RATE, OtherNetwork, entries_per_pixel, photographs, record
 from lit_recon.clients import Client
 from lit_recon.clients.record import RecordedUpdate
 from lit_recon.records import Normalization
@@ -41,3 +42,16 @@ def test_a_recorded_update_is_that_of_the_network(tmp_path: Path) -> None:
     torch.testing.assert_close(moved, gradient["1.weight"], atol=1e-5, rtol=1e-4)
     assert (found.known.batch_size, found.known.lr) == (2, RATE)
     assert torch.equal(found.truth["images"], images[:2])
+
+
+def test_entries_are_those_that_the_second_convolution_sees() -> None:
+    first = nn.Conv2d(3, 2, 2, stride=2, bias=False)
+    nn.init.constant_(first.weight, 1.0)
+    model = nn.Sequential(first, nn.ReLU(), nn.Conv2d(2, 1, 1), nn.Flatten(), nn.Linear(4, 10)).eval()
+    images = torch.zeros(2, 3, 4, 4)
+    images[0, :, :2], images[1] = 1.0, 1.0  # of the first image the upper half
+    client = Client(model, image_shape=(3, 4, 4), normalization=Normalization((0.5,) * 3, (0.25,) * 3))
+    seen = client.observe(images, torch.arange(2))
+    assert entries_per_pixel(seen, images) == pytest.approx([4 / 48, 8 / 48])
+    single = Client(nn.Sequential(nn.Conv2d(3, 1, 2), nn.Flatten(), nn.Linear(9, 10)), image_shape=(3, 4, 4))
+    assert entries_per_pixel(single.observe(images, torch.arange(2)), images) == []

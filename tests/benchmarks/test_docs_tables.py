@@ -81,11 +81,11 @@ def test_a_cell_that_was_measured_again_counts_once() -> None:
     assert lines(updates.smooth(records))[1:] == [["GELU", "1", "2", "0.003", "0.004", "1, 0", "0.250", "7"]]
     other = {"network": "VGG", "batch": 1}
     found = [{**row, **other, "rmse": [0.01], "nearest_other": [0.2]}, {**row, **other, "batch": 4, "certified": 0}]
-    found[1] |= {"rmse": [], "nearest_other": []}
+    found[1] |= {"rmse": [], "nearest_other": [], "entries": 0.756}
     table = lines(updates.architectures([{"rows": found}]))
     assert [line[1:] for line in table[1:]] == [
-        ["1", "1 of 2", "0.010", "0.010", "1, 0", "0.200", "7"],
-        ["4", "0 of 2", "–", "–", "0, 0", "–", "7"],
+        ["1", "1 of 2", "0.010", "0.010", "1, 0", "0.200", "", "7"],
+        ["4", "0 of 2", "–", "–", "0, 0", "–", "0.76", "7"],
     ]
 
 

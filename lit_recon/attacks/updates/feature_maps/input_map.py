@@ -351,3 +351,16 @@ def told_apart(left: Tensor | float, moved: Tensor, reach: float, what: str) -> 
         for i in (~certified).nonzero().flatten().tolist()
     ]
     return certified, notes
+
+
+def too_few(maps: Tensor, images: Tensor, least: float = 1.0, kind: str = "") -> str:
+    """Why maps `(n, ...)` of images `(n, c, h, w)` cannot determine them, however exact; empty if they can or are them.
+
+    Args:
+        least: number of entries above zero for every pixel of an image.
+        kind: of the entries that are counted, for the sentence.
+    """
+    active, pixels = int((maps.flatten(1) != 0).sum(1).min()), images[0].numel()
+    if active >= least * pixels or maps.shape[1:] == images.shape[1:]:
+        return ""
+    return f"its maps have {active} {kind}entries above zero for {pixels} pixels"

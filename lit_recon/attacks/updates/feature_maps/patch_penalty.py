@@ -32,6 +32,7 @@ from lit_recon.attacks.updates.feature_maps.input_map import (
     other_contrasts,
     told_apart,
     told_by_statistics,
+    too_few,
 )
 from lit_recon.attacks.updates.feature_maps.matching import EXPLAINED, REACH, SAME, arranged_labels
 from lit_recon.attacks.updates.feature_maps.observed_rows import LayerRows, MatchedRows, ObservedRows
@@ -120,11 +121,6 @@ class PatchPenalty(Penalty):
         return sum(rows.equations for rows in self.judged.rows)
 
     @cached_property
-    def _not_searched(self) -> float:
-        """Squares of the rows that a search behind noise leaves out."""
-        return self.judged.squares - self.searched.squares
-
-    @cached_property
     def _expected(self) -> int:
         """Squares that the true images are expected to leave of unit noise: of rows that are not searched all of it."""
         pairs = zip(self.judged.rows, self.searched.rows, strict=True)
@@ -181,7 +177,8 @@ class PatchPenalty(Penalty):
         first, last = self.stds
         excess = self.searched.residual(images, held=True)
         if self.noise:
-            excess = excess + self._not_searched - self._expected * last**2
+            left_out = self.judged.squares - self.searched.squares
+            excess = excess + left_out - self._expected * last**2
         return (self.weight * 0.5 * excess / (first**2 * self.pixels)).to(images.dtype)
 
     @property
@@ -346,6 +343,8 @@ class PatchPenalty(Penalty):
         explained = distance <= EXPLAINED and left <= most
         if any(isinstance(rows.layer, TokenLayer) for rows in judged.rows):
             return none, False, (f"not certified: {how}, and norms of tokens hide contrast and brightness",)
+        if few := too_few(judged.passes(images)[0], images):  # later layers see the images through these maps
+            return none, explained, (f"not certified: {how}, but {few}",)
         if self.separable:
             return self._alone_certified(images, how, explained)
         if not explained:

@@ -270,7 +270,7 @@ def test_bounds_are_those_of_the_base_network(tmp_path: Path) -> None:
 
 def test_the_setting_of_the_code_is_told_by_strength_from_parts(tmp_path: Path) -> None:
     noise, pruning, training = (item for item in chen2024.ITEMS if item.where == "code, MNIST" and item.ours)
-    assert "three hours" in noise.needs
+    assert "an hour and a half" in noise.needs
     rows = [
         {"defense": "noise", "strength": 0.02, "attack": "geiping2020", "mse": 0.2, "psnr": 7.0},
         {"defense": "noise", "strength": 0.005, "attack": "geiping2020", "mse": 0.1, "psnr": 10.0},
@@ -335,6 +335,15 @@ def test_a_factor_is_averaged_over_seeds_and_named_by_its_line(tmp_path: Path) -
     assert text("fixed", "1,000", "", ("mse",), "another") == "0.4000"
     assert [text("failed", "1"), text("rate", "0.2"), text("nothing")] == [None] * 3
     assert Factor("factors_cifar10", "fixed")(figures) is None
+    # a later record of other factors has another value of one
+    rows = [{"factor": "fixed", "value": "1,000", "mse": 0.3}, {"factor": "rate", "line": "momentum", "value": 0.2}]
+    keep(tmp_path, "factors_mnist_fixed", of_tables(factors=rows))
+    figures = Figures(tmp_path)
+    assert text("fixed", "1,000") == "0.3000"
+    assert text("rate", None, None) == "no momentum, 0.2: 0.2000; momentum, 0.2: 0.9000"
+    found = Factor("factors_mnist", "fixed", "1,000", "", ("mse",), "1,000 images")(figures)
+    assert found is not None
+    assert sorted(record["name"] for record in found.records) == ["factors_mnist", "factors_mnist_fixed"]
 
 
 def test_a_curve_ends_with_all_shadow_models(tmp_path: Path) -> None:

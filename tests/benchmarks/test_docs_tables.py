@@ -26,7 +26,7 @@ def lines(table: str) -> list[list[str]]:
 
 def run(name: str, **content: Any) -> dict[str, Any]:
     """A record of `benchmarks.command`."""
-    return {"name": name, "rows": [{"seconds": 10.0, "cpu_seconds": 9.0, **content}]}
+    return {"name": name, "created": "2026-01", "rows": [{"seconds": 10.0, "cpu_seconds": 9.0, **content}]}
 
 
 def test_every_table_has_its_place() -> None:
@@ -158,7 +158,7 @@ def test_lines_of_a_factor_stand_apart() -> None:
         {"factor": "rate", "line": "no momentum", "value": 0.1, "mse": 0.05, "accuracy": 0.8},
         {"factor": "rate", "line": "momentum", "value": 0.1, "mse": 0.06, "accuracy": 0.7},
     ]
-    made = lines(released.factors_digits(run("factors_digits", tables={"factors": rows})))
+    made = lines(released.factors_digits([run("factors_digits", tables={"factors": rows})]))
     assert [row[0].rpartition(", ")[2] for row in made[2:]] == ["no momentum", "momentum"]
 
 
@@ -170,9 +170,18 @@ def test_factors_that_were_not_run_are_left_out() -> None:
         {"factor": "epochs", "value": 100, "mse": 0.01, "accuracy": 0.9},
         {"factor": "epochs", "value": 250, "reason": "it has not been run yet"},
     ]
-    text = released.factors_mnist(run("factors_mnist", tables={"factors": rows}))
+    first = run("factors_mnist", tables={"factors": rows})
+    text = released.factors_mnist([first])
     assert [row[0] for row in lines(text)[1:]] == ["Size of the released model"]
     assert "Of 4 values of factors 2 have results" in text
+    # another record has other factors, and one of them again
+    again = [{key: value for key, value in row.items() if key in ("factor", "value")} for row in rows]
+    again[0], again[1] = rows[0], {**rows[1], "mse": 0.04}
+    again[4] |= {"mse": 0.07, "accuracy": 0.6}
+    both = [{**run("factors_mnist_epochs", tables={"factors": again}), "created": "2026-02"}, first]
+    text = released.factors_mnist(both)
+    assert [row[1] for row in lines(text)[1:]] == ["1: 0.0400 (50 %)", "100: 0.0100 (90 %), 250: 0.0700 (60 %)"]
+    assert "Of 4 values of factors 3 have results" in text
 
 
 def test_certified_images_are_counted_with_the_wrong_ones() -> None:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from benchmarks.docs.fidelity.items import Found, newest, rows_of, table_of
-from benchmarks.docs.figures import Figures, shown
-from benchmarks.docs.tables import metrics_of
+from benchmarks.docs.figures import Content, Figures, shown
+from benchmarks.docs.tables import metrics_of, oldest_first
 
 #: Metrics of a study of factors: as cells name them, and their format.
 WORDS = {
@@ -42,20 +42,26 @@ class Factor:
     on_first_layer: str = ""
 
     def __call__(self, figures: Figures) -> Found | None:
-        record = newest(figures, self.record)
-        groups: dict[str, list[Mapping[str, object]]] = {}
-        for row in rows_of(record, "factors", factor=self.factor) if record else []:
-            label, line = _label(row["value"]), str(row.get("line", ""))
-            if self.value in (None, label) and self.line in (None, line):
-                groups.setdefault(", ".join(filter(None, (line, label))), []).append(row)
-        cells = {title: text for title, rows in groups.items() if (text := self._cell(rows))}
+        cells: dict[str, str] = {}
+        used: dict[str, Content] = {}
+        for record in oldest_first(figures.find(f"all {self.record}**")):  # each may be of some factors
+            groups: dict[str, list[Mapping[str, object]]] = {}
+            for row in rows_of(record, "factors", factor=self.factor):
+                label, line = _label(row["value"]), str(row.get("line", ""))
+                if self.value in (None, label) and self.line in (None, line):
+                    groups.setdefault(", ".join(filter(None, (line, label))), []).append(row)
+            found = {title: text for title, rows in groups.items() if (text := self._cell(rows))}
+            cells |= found
+            used |= dict.fromkeys(found, record)
         texts = (
             list(cells.values()) if self.value is not None else [f"{title}: {text}" for title, text in cells.items()]
         )
+        other = None
         if self.on_first_layer:
             other = replace(self, factor="first_layer", value=self.on_first_layer, line="", on_first_layer="")(figures)
             texts += [f"on the first layer {other.text}"] if other else []
-        return Found("; ".join(texts), [record]) if record and texts else None
+        records = {str(record["path"]): record for record in [*used.values(), *(other.records if other else ())]}
+        return Found("; ".join(texts), list(records.values())) if texts else None
 
     def _cell(self, rows: list[Mapping[str, object]]) -> str:
         """Means over the seeds; a single metric has no title."""

@@ -35,6 +35,7 @@ from benchmarks.certificates import Attacked, attacks_of, summary
 from benchmarks.record import Record, Row
 from lit_recon.attacks.base import Attack
 from lit_recon.attacks.updates import AnalyticInversion, FirstApplicable
+from lit_recon.attacks.updates.feature_maps.convolutions import find_convolutions
 from lit_recon.attacks.updates.feature_maps.input_map import InputMap
 from lit_recon.clients import Client
 from lit_recon.clients.record import Recorder
@@ -154,15 +155,15 @@ def measure(model: nn.Module, attack: Attack, images: Tensor, cell: OtherNetwork
 
 
 def entries_per_pixel(seen: Observation, images: Tensor) -> list[float]:
-    """Entries above zero that the second convolution sees of every image, by its pixels; none for a single one.
+    """Entries other than zero that the second convolution sees of every image, by its pixels; none without a second.
 
     With fewer than one, what all later layers see does not determine the image.
     """
-    convolutions = [name for name, module in seen.model.named_modules() if isinstance(module, nn.Conv2d)]
+    convolutions = find_convolutions(seen)
     if len(convolutions) < 2:
         return []
     with torch.no_grad():
-        [maps] = InputMap(seen, convolutions[1], "eval").each(images)
+        [maps] = InputMap(seen, convolutions[1].name, "eval").each(images)
     counts = (maps != 0).flatten(1).sum(1) / images[0].numel()
     return [float(count) for count in counts]
 

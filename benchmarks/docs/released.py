@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import fmean
-from typing import Any
 
 from benchmarks.docs.figures import Content, shown
-from benchmarks.docs.tables import configuration, markdown, metrics_of, oldest_first, row_of, select, table
+from benchmarks.docs.tables import configuration, factor_rows, markdown, metrics_of, row_of, select, table
 from lit_recon.metrics.aggregate import interval_of_mean
 
 _NEAREST = {
@@ -132,8 +130,10 @@ def cifar10_linear(records: Sequence[Content]) -> str:
         deviations = (found["n"] - 1) * found["mse_std"] ** 2
         bounds = interval_of_mean(found["n"], found["n_batches"], found["mse"], deviations)
         interval = " to ".join(shown(bound, ".4f") for bound in bounds or ())
-        notes.append(f"{found['n']} targets: 95 % interval of the lowest MSE {interval}. {_cost(record)}")
-    rows = [[title, *(column[title] for column in columns)] for title in columns[0]]
+        what = f"95 % interval of the MSE with {found['n_shadow']:,} shadow models"
+        notes.append(f"{found['n']} targets: {what} {interval}. {_cost(record)}")
+    titles = dict.fromkeys(title for column in columns for title in column)
+    rows = [[title, *(column.get(title, "–") for column in columns)] for title in titles]
     header = ["MSE", *(f"{metrics_of(record)['n']} targets" for record in ordered)]
     return "\n\n".join([markdown(header, rows), *notes])
 
@@ -234,16 +234,7 @@ def factors_mnist(records: Sequence[Content]) -> str:
 
 def _factors(records: Sequence[Content], name: str) -> str:
     settings = configuration(f"reconn/{name}.yaml")["factors"]
-    newest: dict[tuple[Any, ...], Mapping[str, Any]] = {}
-    for record in oldest_first(records):  # each may be of some factors, the others without results
-        times: Counter[tuple[Any, ...]] = Counter()
-        for row in row_of(record)["tables"]["factors"]:
-            setting = tuple(row.get(key) for key in ("factor", "line", "value"))
-            times[setting] += 1  # once for every seed
-            place = (*setting, times[setting])
-            if place not in newest or row.get("mse") is not None:
-                newest[place] = row
-    base, *others = newest.values()
+    base, *others = (row for row, _ in factor_rows(records))
     run = [row for row in others if row.get("mse") is not None]
     lines = []
     for factor, line in dict.fromkeys((row["factor"], row.get("line", "")) for row in run):

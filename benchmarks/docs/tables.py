@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -91,6 +92,24 @@ def row_of(record: Content) -> dict[str, Any]:
 def metrics_of(record: Content) -> dict[str, Any]:
     """`metrics.json` of the run behind a record."""
     return dict(row_of(record)["metrics"])
+
+
+def factor_rows(records: Sequence[Content]) -> list[tuple[Mapping[str, Any], Content]]:
+    """Rows of a study of factors that was run in parts, and where each is from.
+
+    The newest record has all settings; of those that it was not run with, the newest result is taken.
+    """
+    found: dict[tuple[Any, ...], tuple[Mapping[str, Any], Content]] = {}
+    for record in oldest_first(records)[::-1]:
+        times: Counter[tuple[Any, ...]] = Counter()
+        first = not found
+        for row in row_of(record)["tables"]["factors"]:
+            setting = tuple(row.get(key) for key in ("factor", "line", "value"))
+            times[setting] += 1  # once for every seed
+            place = (*setting, times[setting])
+            if first or (place in found and found[place][0].get("mse") is None and row.get("mse") is not None):
+                found[place] = row, record
+    return list(found.values())
 
 
 def device_of(record: Content) -> str:

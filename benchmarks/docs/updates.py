@@ -194,7 +194,7 @@ def architectures(records: list[Content]) -> str:
                 shown(max(errors, default=None)),
                 certified(row),
                 shown(statistics.median(nearest) if nearest else None),
-                shown(row["entries"], ".2f") if row.get("entries") else "",
+                "" if row.get("entries") is None else shown(row["entries"], ".2f"),
                 shown(row["seconds"]["median"], ".0f" if row["seconds"]["median"] >= 1 else ".1f"),
             ]
         )

@@ -335,12 +335,17 @@ def test_a_factor_is_averaged_over_seeds_and_named_by_its_line(tmp_path: Path) -
     assert text("fixed", "1,000", "", ("mse",), "another") == "0.4000"
     assert [text("failed", "1"), text("rate", "0.2"), text("nothing")] == [None] * 3
     assert Factor("factors_cifar10", "fixed")(figures) is None
-    # a later record of other factors has another value of one
-    rows = [{"factor": "fixed", "value": "1,000", "mse": 0.3}, {"factor": "rate", "line": "momentum", "value": 0.2}]
+    # a later record has another value of one factor, was not run with others, and no longer has the last one
+    rows = [
+        {"factor": "rate", "line": "no momentum", "value": 0.2},
+        {"factor": "rate", "line": "no momentum", "value": 0.2},
+        {"factor": "fixed", "value": "1,000", "mse": 0.3},
+        {"factor": "first_layer", "value": "1,000 images"},
+    ]
     keep(tmp_path, "factors_mnist_fixed", of_tables(factors=rows))
     figures = Figures(tmp_path)
     assert text("fixed", "1,000") == "0.3000"
-    assert text("rate", None, None) == "no momentum, 0.2: 0.2000; momentum, 0.2: 0.9000"
+    assert text("rate", None, None) == "no momentum, 0.2: 0.2000"
     found = Factor("factors_mnist", "fixed", "1,000", "", ("mse",), "1,000 images")(figures)
     assert found is not None
     assert sorted(record["name"] for record in found.records) == ["factors_mnist", "factors_mnist_fixed"]

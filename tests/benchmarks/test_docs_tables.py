@@ -151,6 +151,36 @@ def test_the_error_of_every_image_stands_below_the_means() -> None:
     assert text.endswith("RMSE of every image: 0.001, 0.200.")
 
 
+def test_runs_on_a_gpu_are_told_apart() -> None:
+    names = {"oracle_mse": 0.02, "baseline_nearest_public_mse": 0.03, "baseline_mean_image_mse": 0.06}
+    metrics = {"n": 8, "mse": 0.005, "mse_std": 0.002, "n_batches": 8, "label_accuracy": 1.0, **names}
+    cpu = run("cifar10_newton", metrics={**metrics, "certified_rate": 0.5, "certified_mse_max": 0.001}, cpu_seconds=180)
+    gpu = run("cifar10_newton_relu", metrics={**metrics, "device": "H200", "peak_gpu_memory_mib": 9.0}, seconds=360)
+    made = lines(released.cifar10_newton([cpu, gpu]))
+    assert [(row[0], row[1], row[-1]) for row in made[1:]] == [
+        ("the paper's setting", "4 of 8", "3"),
+        ("ReLU instead of ELU", "", "6, GPU"),
+    ]
+    assert [tables.device_of({**record, "device": "Xeon"}) for record in (cpu, gpu)] == ["Xeon", "H200"]
+    assert tables.device_of({"device": "Xeon", "rows": [{}, {}]}) == "Xeon"
+    # shadow models: columns by number of targets
+    linear = {"linear_error": 0.3, "linear_error_max": 0.4, "linear_error_n": 6, "shadow_seconds": 7.0}
+    few = run("few", metrics={**metrics, **linear, "n_shadow": 4000, "mse_at_1000_shadows": 0.01}, cpu_seconds=100)
+    many = {**metrics, **linear, "n": 100, "n_batches": 100, "n_shadow": 16000, "mse_at_4000_shadows": 0.004}
+    text = released.cifar10_linear([run("many", metrics={**many, "peak_gpu_memory_mib": 9.0}), few])
+    assert lines(text)[0] == ["MSE", "8 targets", "100 targets"]
+    assert lines(text)[1:4] == [
+        ["1,000 shadow models", "0.0100", "–"],
+        ["4,000 shadow models", "0.0050", "0.0040"],
+        ["nearest of all other images", "0.0200", "0.0200"],
+    ]
+    assert (
+        "8 targets: 95 % interval of the MSE with 4,000 shadow models 0.0033 to 0.0067." in text
+    )  # Student's t, 2.365
+    assert "seconds of CPU in all." in text
+    assert "10 seconds in all, on a GPU." in text
+
+
 def test_lines_of_a_factor_stand_apart() -> None:
     rows = [
         {"factor": "default", "mse": 0.01, "oracle_mse": 0.02, "baseline_mean_image_mse": 0.03, "accuracy": 0.9},

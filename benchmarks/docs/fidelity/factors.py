@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from benchmarks.docs.fidelity.items import Found, newest, rows_of, table_of
+from benchmarks.docs.fidelity.items import Found, newest, table_of
 from benchmarks.docs.figures import Content, Figures, shown
-from benchmarks.docs.tables import metrics_of, oldest_first
+from benchmarks.docs.tables import factor_rows, metrics_of
 
 #: Metrics of a study of factors: as cells name them, and their format.
 WORDS = {
@@ -42,17 +42,15 @@ class Factor:
     on_first_layer: str = ""
 
     def __call__(self, figures: Figures) -> Found | None:
-        cells: dict[str, str] = {}
+        groups: dict[str, list[Mapping[str, object]]] = {}
         used: dict[str, Content] = {}
-        for record in oldest_first(figures.find(f"all {self.record}**")):  # each may be of some factors
-            groups: dict[str, list[Mapping[str, object]]] = {}
-            for row in rows_of(record, "factors", factor=self.factor):
-                label, line = _label(row["value"]), str(row.get("line", ""))
-                if self.value in (None, label) and self.line in (None, line):
-                    groups.setdefault(", ".join(filter(None, (line, label))), []).append(row)
-            found = {title: text for title, rows in groups.items() if (text := self._cell(rows))}
-            cells |= found
-            used |= dict.fromkeys(found, record)
+        for row, record in factor_rows(figures.find(f"all {self.record}**")):
+            label, line = _label(row.get("value")), str(row.get("line", ""))
+            if row["factor"] == self.factor and self.value in (None, label) and self.line in (None, line):
+                groups.setdefault(", ".join(filter(None, (line, label))), []).append(row)
+                if row.get("mse") is not None:
+                    used[str(record["path"])] = record
+        cells = {title: text for title, rows in groups.items() if (text := self._cell(rows))}
         texts = (
             list(cells.values()) if self.value is not None else [f"{title}: {text}" for title, text in cells.items()]
         )
@@ -60,8 +58,8 @@ class Factor:
         if self.on_first_layer:
             other = replace(self, factor="first_layer", value=self.on_first_layer, line="", on_first_layer="")(figures)
             texts += [f"on the first layer {other.text}"] if other else []
-        records = {str(record["path"]): record for record in [*used.values(), *(other.records if other else ())]}
-        return Found("; ".join(texts), list(records.values())) if texts else None
+        used |= {str(record["path"]): record for record in (other.records if other else ())}
+        return Found("; ".join(texts), list(used.values())) if texts else None
 
     def _cell(self, rows: list[Mapping[str, object]]) -> str:
         """Means over the seeds; a single metric has no title."""

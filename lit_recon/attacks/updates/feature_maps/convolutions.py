@@ -12,7 +12,7 @@ space then contains differences of patches only, and patches of the maps lie in 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -95,6 +95,12 @@ class TokenLayer:
 def find_convolutions(observation: Observation) -> list[Convolution]:
     """Plain convolutions that are called once per forward pass, in order."""
     return [_described(name, module, *call) for name, module, call in _called_once(observation) if _is_plain(module)]
+
+
+def called_until(observation: Observation, layers: Sequence[str]) -> list[str]:
+    """Names of the plain convolutions that are called before the first of some and itself, in order."""
+    names = [convolution.name for convolution in find_convolutions(observation)]
+    return names[: min((names.index(name) for name in layers if name in names), default=-1) + 1]
 
 
 def find_token_layers(observation: Observation) -> list[TokenLayer]:

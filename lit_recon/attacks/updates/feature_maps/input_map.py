@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lit_recon.attacks.updates.feature_maps.convolutions import called_until
 from lit_recon.attacks.updates.gradient_matching.priors import relative_misfit
 from lit_recon.clients import LocalSteps
 from lit_recon.clients.aggregate import one_client
@@ -353,14 +354,19 @@ def told_apart(left: Tensor | float, moved: Tensor, reach: float, what: str) -> 
     return certified, notes
 
 
-def too_few(maps: Tensor, images: Tensor, least: float = 1.0, kind: str = "") -> str:
-    """Why maps `(n, ...)` of images `(n, c, h, w)` cannot determine them, however exact; empty if they can or are them.
+def entries_seen(observation: Observation, images: Tensor, layers: Sequence[str]) -> Tensor:
+    """Of every image, entries other than zero that a plain convolution sees, int64 `(n,)`.
 
-    Args:
-        least: number of entries above zero for every pixel of an image.
-        kind: of the entries that are counted, for the sentence.
+    The least number of those that are called until the first of some layers; pixels where these see the images.
     """
-    active, pixels = int((maps.flatten(1) != 0).sum(1).min()), images[0].numel()
-    if active >= least * pixels or maps.shape[1:] == images.shape[1:]:
-        return ""
-    return f"its maps have {active} {kind}entries above zero for {pixels} pixels"
+    mean, std = observation.normalization.tensors(images)
+    names, normalized = called_until(observation, layers), (images - mean) / std
+    counts = []
+    with torch.no_grad():
+        maps = InputMap(observation, names, observation.operator.batch_norm).each(images) if names else []
+    for own in maps:
+        of_images = own.shape == images.shape and torch.allclose(own, normalized, atol=1e-4)
+        counts.append(torch.ones_like(own) if of_images else own != 0)
+    if not counts:
+        return torch.full((len(images),), images[0].numel(), device=images.device)
+    return torch.stack([own.flatten(1).sum(1).long() for own in counts]).amin(0)

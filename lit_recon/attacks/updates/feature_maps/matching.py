@@ -17,7 +17,6 @@ from lit_recon.attacks.updates.feature_maps.input_map import (
     coupled,
     likely_contrast,
     told_by_statistics,
-    too_few,
 )
 from lit_recon.attacks.updates.feature_maps.recovery import (
     MapRecovery,
@@ -189,7 +188,7 @@ class FeatureMapPenalty(Penalty):
         `measured_maps`. Moreover, the maps have to determine its brightness and contrast, see `reach`.
         """
         angles = self.angles(images)
-        own, reason = angles <= ANGLE, too_few(self.maps, images, _ENTRIES, "recovered ")
+        own, reason = angles <= ANGLE, self._too_few(images)
         if own.all() and not reason:
             distance = update_distance(self.observation, images, labels, observed_only=self.partial)
             if not distance <= EXPLAINED:
@@ -205,6 +204,13 @@ class FeatureMapPenalty(Penalty):
                 why = f"its maps are not the recovered ones (1 - cos {angles[i]:.1g}, at most {ANGLE:g})"
             notes.append(f"{_NOTE}{i + 1}: not certified: {why}")
         return certified, bool(own.all()) and (not reason or self.known is not None), tuple(notes)
+
+    def _too_few(self, images: Tensor) -> str:
+        """Why the recovered entries cannot determine the images; empty if they can."""
+        active, pixels = int((self.maps.abs() > 0).sum(1).min()), images[0].numel()
+        if active >= _ENTRIES * pixels:
+            return ""
+        return f"its maps have {active} recovered entries above zero for {pixels} pixels"
 
     def reach(self, images: Tensor, angles: Tensor) -> Tensor:
         """RMSE `(n,)` by which brightness and contrast of images may differ while their maps differ as they do."""

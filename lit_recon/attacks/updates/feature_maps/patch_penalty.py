@@ -28,16 +28,16 @@ from lit_recon.attacks.updates.feature_maps.input_map import (
     Passes,
     centred,
     coupled,
+    entries_seen,
     likely_contrast,
     other_contrasts,
     told_apart,
     told_by_statistics,
-    too_few,
 )
 from lit_recon.attacks.updates.feature_maps.matching import EXPLAINED, REACH, SAME, arranged_labels
 from lit_recon.attacks.updates.feature_maps.observed_rows import LayerRows, MatchedRows, ObservedRows
 from lit_recon.attacks.updates.feature_maps.spans import SpanRows, for_some, misplaced_images, outside_shares
-from lit_recon.attacks.updates.gradient_matching.matching import update_distance, update_misfits
+from lit_recon.attacks.updates.gradient_matching.matching import beside_noise, update_distance
 from lit_recon.attacks.updates.gradient_matching.priors import Part, Penalty
 from lit_recon.records import Batch, Noise, Observation, Reconstruction
 
@@ -56,8 +56,6 @@ _LESS_ALIKE = 1e-6
 _NATS = 10.0
 #: Standard deviations of the misfit up to which images explain the gradients.
 _EXPLAINED = 4.0
-#: Misfit of a tensor of the update, in standard deviations of the noise, up to which it is noise alone.
-_LIKE_NOISE = 1.2
 #: Share of the squares of gradients without noise that the patches of the images may leave.
 _LEFT = 1e-6
 #: Share of the squares of patches outside of their span at which a search of a single image ends.
@@ -72,6 +70,8 @@ _SETTLED, _NEARLY = 2.5e-4, 1.0
 #: Share of the squares at which images of a batch are told apart, so that each can be sought by itself; and the share
 #: of the patience after which they are, told apart or not.
 _APART, _TOGETHER = 0.05, 0.6
+#: Why an image is not certified of which too little is seen.
+_SEEN = "a layer up to the first matched one sees it by {} entries other than zero, and it has {} pixels"
 #: Assumed noise at the first iteration, and least noise, relative to the root mean square of the observed entries.
 _FIRST, _LAST = 0.1, 1e-5
 #: For local steps, whose weights after the first one are known nearly. A search with weights of training on images
@@ -322,8 +322,21 @@ class PatchPenalty(Penalty):
 
         Without noise the patches of the images have to span the observed entries of the gradients, and the images have
         to give those of the whole update, or the patches of each have to lie in known spans by themselves. An image is
-        certified if with another contrast it would leave far more: small gradients let wrong images cost little.
+        certified if with another contrast it would leave far more: small gradients let wrong images cost little. And
+        no layer up to the first matched one may see it by fewer entries than it has pixels: what the matched ones see
+        would not determine it.
         """
+        certified, final, notes = self._explanation(images, labels)
+        if certified is None:
+            return None, final, notes
+        seen = entries_seen(self.observation, images, [rows.layer.name for rows in self.judged.rows])
+        few = certified & (seen < images[0].numel())
+        where = few.nonzero().flatten().tolist()
+        said = [f"image {i + 1}: not certified: {_SEEN.format(int(seen[i]), images[0].numel())}" for i in where]
+        return certified & ~few, final, (*notes, *said)
+
+    def _explanation(self, images: Tensor, labels: Tensor) -> tuple[Tensor | None, bool, tuple[str, ...]]:
+        """The certificate by patches, contrast and the whole update."""
         if self.tails is not None:
             scale = self.tails.scale_around(images)
             return None, False, (f"around the images found the noise is {scale:.3g} once outliers are pulled in",)
@@ -336,15 +349,15 @@ class PatchPenalty(Penalty):
             note = f"misfit of the images' patches {does}: {excess:.2g} standard deviations above its mean"
             # known noise: single images that explain less begin anew; batches ended no nearer when they did
             again = self.given and excess > _EXPLAINED and len(images) == 1
-            return none if again else None, False, (note, *self._beyond_patches(images, labels))
+            told = self.given and not self.local_steps
+            beyond = [beside_noise(self.observation, images, labels, self.noise.std)] if told else []
+            return none if again else None, False, (note, *beyond)
         distance = update_distance(self.observation, images, labels, observed_only=self.partial)
         most = _LEFT_BY_STEPS if self.local_steps else _LEFT
         how = f"patches leave {left:.1g} of the gradients, 1 - cos of the updates {distance:.1g}"
         explained = distance <= EXPLAINED and left <= most
         if any(isinstance(rows.layer, TokenLayer) for rows in judged.rows):
             return none, False, (f"not certified: {how}, and norms of tokens hide contrast and brightness",)
-        if few := too_few(judged.passes(images)[0], images):  # later layers see the images through these maps
-            return none, explained, (f"not certified: {how}, but {few}",)
         if self.separable:
             return self._alone_certified(images, how, explained)
         if not explained:
@@ -358,22 +371,6 @@ class PatchPenalty(Penalty):
         certified, notes = told_apart(left, moved, REACH, "patches leave {:.1g} of the gradients")
         # other starts do not tell what statistics of the batch hide
         return certified, bool(certified.all()) or (coupled(self.observation) and not told), (how, *notes)
-
-    def _beyond_patches(self, images: Tensor, labels: Tensor) -> tuple[str, ...]:
-        """How far the simulated update is from the observed one, in units of noise that the client is known to add."""
-        if self.noise is None or not self.given or self.local_steps:
-            return ()
-        misfits = update_misfits(self.observation, images, labels)
-        most = max(misfits, key=lambda name: misfits[name])
-        times = misfits[most] / self.noise.std
-        if times <= _LIKE_NOISE:
-            return ("the update of the images differs from the observed one by the noise alone",)
-        why = (
-            "where activations of the images differ from the client's, so do the derivatives, which patches leave free"
-        )
-        return (
-            f"the update of the images differs from the observed one by {times:.2g} times the noise in {most}: {why}",
-        )
 
     def _alone_certified(self, images: Tensor, how: str, explained: bool) -> tuple[Tensor, bool, tuple[str, ...]]:
         """The certificate of images by their own patches and the span, which other images do not change.

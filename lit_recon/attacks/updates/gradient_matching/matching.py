@@ -22,6 +22,8 @@ from lit_recon.clients.aggregate import one_client
 from lit_recon.defenses import simulated_gradient
 from lit_recon.records import Batch, BatchStatistics, Differentiable, Observation, Update, Weights
 
+#: Misfit of a tensor of the update, in standard deviations of the noise, up to which it is noise alone.
+_LIKE_NOISE = 1.2
 Compilation = Literal["auto", "none", "default", "reduce-overhead"]
 
 #: (images, labels, target, known statistics) -> matching loss, penalty, gradients in images and, if soft, in labels.
@@ -201,6 +203,19 @@ def update_misfits(observation: Observation, images: Tensor, labels: Tensor) -> 
         name: float((value - update[name].detach()).double().square().mean().sqrt())
         for name, value in observation.update.items()
     }
+
+
+def beside_noise(observation: Observation, images: Tensor, labels: Tensor, std: float) -> str:
+    """How far the simulated update is from the observed one, in standard deviations of known noise."""
+    misfits = update_misfits(observation, images, labels)
+    most = max(misfits, key=lambda name: misfits[name])
+    if misfits[most] <= _LIKE_NOISE * std:
+        return "the update of the images differs from the observed one by the noise alone"
+    return (
+        f"the update of the images differs from the observed one by {misfits[most] / std:.2g} times the noise in "
+        f"{most}: where activations of the images differ from the client's, so do the derivatives, which patches leave "
+        "free"
+    )
 
 
 def _stack(values: list[Any]) -> Any:

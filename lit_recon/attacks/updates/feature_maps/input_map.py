@@ -355,18 +355,17 @@ def told_apart(left: Tensor | float, moved: Tensor, reach: float, what: str) -> 
 
 
 def entries_seen(observation: Observation, images: Tensor, layers: Sequence[str]) -> Tensor:
-    """Of every image, entries other than zero that a plain convolution sees, int64 `(n,)`.
+    """Of every image, entries other than zero that a plain convolution sees, at most its pixels, int64 `(n,)`.
 
-    The least number of those that are called until the first of some layers; pixels where these see the images.
+    The least number of those that are called until the first of some layers. Layers of the images see all pixels.
     """
+    least = torch.full((len(images),), images[0].numel(), device=images.device)
+    if not (names := called_until(observation, layers)):
+        return least
     mean, std = observation.normalization.tensors(images)
-    names, normalized = called_until(observation, layers), (images - mean) / std
-    counts = []
     with torch.no_grad():
-        maps = InputMap(observation, names, observation.operator.batch_norm).each(images) if names else []
+        maps = InputMap(observation, names, observation.operator.batch_norm).each(images)
     for own in maps:
-        of_images = own.shape == images.shape and torch.allclose(own, normalized, atol=1e-4)
-        counts.append(torch.ones_like(own) if of_images else own != 0)
-    if not counts:
-        return torch.full((len(images),), images[0].numel(), device=images.device)
-    return torch.stack([own.flatten(1).sum(1).long() for own in counts]).amin(0)
+        if own.shape != images.shape or not torch.allclose(own, (images - mean) / std, atol=1e-4):
+            least = torch.minimum(least, (own != 0).flatten(1).sum(1))
+    return least

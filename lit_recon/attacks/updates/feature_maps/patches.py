@@ -183,6 +183,11 @@ def _without_noise(penalty: PatchPenalty, rows: tuple[ObservedRows, ...], note: 
     if len(searched) < _ENOUGH_LAYERS:
         # single images are found more often with rows as they are; the weights on the way of steps are known nearly
         searched = [one or own.condensed(several) for one, own in zip(completed, chosen, strict=True)]
+    elif observation.n_examples == 1 and not penalty.local_steps:
+        ample = [one for one in searched if one.equations >= AMPLE * penalty.pixels]
+        if ample:  # layers behind the first of them need not be passed
+            searched = ample[:1]
+            note += f"; sought by the patches of {searched[0].layer.name}"
     return _searching(penalty, searched, note)
 
 

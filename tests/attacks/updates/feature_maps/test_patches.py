@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -33,6 +33,7 @@ from lit_recon.models import Backbone
 from lit_recon.records import BatchNormMode, ForwardOperator, Knowledge, Loss, Normalization, Reconstruction
 from tests.attacks.updates.feature_maps.patch_victims import STD, victim
 from tests.attacks.updates.feature_maps.test_matching import Shallow
+from tests.attacks.updates.feature_maps.test_recovery import backbone, observed
 
 #: Clips 5 % and 20 % of the entries of the convolution's gradient, with running and with batch statistics.
 GAMMA = 0.05
@@ -302,6 +303,23 @@ def test_layers_that_do_not_fit(photographs: Tensor, images: Tensor) -> None:
             PatchMatching(**settings)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="but not on maps or patches"):
         PatchMatching().prepare(seen).condition(torch.zeros(1))
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+def test_single_images_are_sought_by_the_first_layer_that_tells_enough(
+    photographs: Tensor, mode: Literal["eval", "train"]
+) -> None:
+    penalty, batch = (
+        PatchMatching().prepare(observed(photographs[:n], backbone(), mode, GradientDropout(0.3))) for n in (1, 2)
+    )
+    (rows,) = penalty.searched.rows
+    assert rows.observed is None
+    assert rows.equations >= patch_penalty.AMPLE * penalty.pixels
+    names = [one.layer.name for one in penalty.judged.rows]
+    assert 0 < names.index(rows.layer.name) < len(names) - 1  # layers behind it are not passed, but judge the images
+    assert f"sought by the patches of {rows.layer.name}" in penalty.notes[0]
+    assert penalty.searched.left(photographs[:1]) < 1e-6 < 1e-2 < penalty.searched.left(photographs[1:2])
+    assert len(batch.searched.rows) > 1
 
 
 class Normed(Shallow):

@@ -369,6 +369,8 @@ def observed_rows(
     # where most is zero, rows and columns may vanish altogether by pruning
     shown = without_censored(observation).update[name].detach().flatten(1)
     censored, gradient = bool((shown != gradient).any()), shown
+    if not gradient.any():
+        return None  # any patches explain it
     zeros = hidden_entries(gradient) if float((gradient == 0).double().mean()) < 0.5 else gradient == 0
     if not censored and int(zeros.sum()) <= _zeros_by_chance(observation, layer, gradient):
         return ObservedRows(layer, gradient, None, patches)

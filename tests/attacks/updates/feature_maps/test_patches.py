@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lit_recon.attacks.updates import PatchMatching
+from lit_recon.attacks.updates import LBFGS, FirstApplicable, GradientMatching, PatchMatching
 from lit_recon.attacks.updates.feature_maps import patch_penalty, patches
 from lit_recon.attacks.updates.feature_maps.input_map import InputMap, Passes, known_statistics, likely_contrast
 from lit_recon.attacks.updates.feature_maps.patch_penalty import PatchPenalty
@@ -31,7 +31,7 @@ from lit_recon.defenses import (
 from lit_recon.errors import ConfigError, UnsupportedModelError
 from lit_recon.models import Backbone
 from lit_recon.records import BatchNormMode, ForwardOperator, Knowledge, Loss, Normalization, Reconstruction
-from tests.attacks.updates.feature_maps.patch_victims import STD, victim
+from tests.attacks.updates.feature_maps.patch_victims import STD, attack, victim
 from tests.attacks.updates.feature_maps.test_matching import Shallow
 from tests.attacks.updates.feature_maps.test_recovery import backbone, observed
 
@@ -282,6 +282,21 @@ def test_too_few_entries_are_left(images: Tensor, known: bool) -> None:
         UnsupportedModelError, match=r"too few entries of the gradients are left: \d+ equations for 192 pixels"
     ):
         PatchMatching().prepare(victim(images[:1], GradientPruning(0.998), known=known))
+
+
+@pytest.mark.parametrize("defense", [None, GradientClipping(0.3), GaussianNoise(STD)], ids=["none", "clipped", "noise"])
+def test_gradients_of_zeros_make_way_to_the_next_attack(images: Tensor, defense: Defense | None) -> None:
+    seen = victim(images[:1], defense)
+    vanished = {name: value * (value.ndim < 4) for name, value in seen.update.items()}
+    seen = replace(seen, update=vanished)
+    with pytest.raises(
+        UnsupportedModelError, match=r"too few entries .* 0 equations for 192 pixels, from 0 of 2 layers"
+    ):
+        PatchMatching().prepare(seen)
+    matching = GradientMatching(steps=2, solver=LBFGS(inner=2))
+    [found] = FirstApplicable([attack(), matching]).run([seen])
+    assert found.images.isfinite().all()
+    assert found.certified is None
 
 
 def test_layers_that_do_not_fit(photographs: Tensor, images: Tensor) -> None:

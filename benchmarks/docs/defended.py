@@ -39,13 +39,15 @@ def defended(records: list[Content], *bounds: Content) -> str:
                 certified(row),
                 _bound(row, bounds, networks[key]),
                 _of_liu(row["defense"]),
-                shown(row["seconds"]["median"], ".0f"),
+                f"{shown(row['seconds']['median'], '.0f')} ({shown(row['seconds']['max'], '.0f')})",
             ]
         )
     header = ["defense", "BatchNorm", "batch", "attacked", "median RMSE", "largest RMSE", "certified, of them wrong"]
     sums = [sum(row[key] for row in newest.values()) for key in ("draws", "images", "certified", "certified_and_wrong")]
     total = "In all {} draws of {} images: {} images are certified, {} of them wrong.".format(*sums)
-    lines = markdown([*header, "bound", "Liu et al. 2025, their attack", "seconds of a batch"], rows)
+    lines = markdown(
+        [*header, "bound", "Liu et al. 2025, their attack", "processor seconds of a batch, median (most)"], rows
+    )
     others = [", ".join(map(str, key)) for key, network in sorted(networks.items()) if network != usual]
     others += [f"`{bound['name']}`" for bound in bounds if bound["files"].get("checkpoint") != usual]
     apart = f" Of another network, which the same training made: {'; '.join(others)}." if others else ""

@@ -317,7 +317,7 @@ def test_a_defended_cell_that_was_measured_again_counts_once() -> None:
             "rmse": rmse,
             "certified": 1,
         }
-        found = {**row, "certified_and_wrong": 0, "seconds": {"median": 75.2}}
+        found = {**row, "certified_and_wrong": 0, "seconds": {"median": 75.2, "max": 127.4}}
         return {"created": created, "files": {"checkpoint": network}, "rows": [found]}
 
     _, function = tables._TABLES["defended"]
@@ -339,8 +339,8 @@ def test_a_defended_cell_that_was_measured_again_counts_once() -> None:
         ["noise 0.01", "eval", "1", "1 of 2", "0.500", "0.500"],
         ["prune 0.9", "eval", "1", "2 of 2", "0.015", "0.020"],
     ]
-    assert rows[1][6:] == ["1, 0", "0.200 to 0.400", "0.22 to 0.29", "75"]
-    assert rows[2][6:] == ["1, 0", "0 to 0.100", "0.26 to 0.29", "75"]
+    assert rows[1][6:] == ["1, 0", "0.200 to 0.400", "0.22 to 0.29", "75 (127)"]
+    assert rows[2][6:] == ["1, 0", "0 to 0.100", "0.26 to 0.29", "75 (127)"]
     assert rows[0][7] == "0"
     [train] = lines(function([cell("drop 0.9", [0.1], "1") | {"rows": [trained]}], noise, masks))[1:]
     assert train[7] == ""

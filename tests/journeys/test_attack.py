@@ -158,3 +158,21 @@ def test_an_attack_without_steps_leaves_its_curve(attack: Callable[..., Any], wo
     with (workplace / "runs" / "party" / "logs" / "losses.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [float(row["step"]) for row in rows] == [0.0, 1.0, 2.0]
+
+
+def test_bounds_are_computed_on_request(run: Path, attack: Callable[..., Any], small: list[str]) -> None:
+    out = run.parent / "bounded"
+    noise = ("--defense", "GaussianNoise", "--defense.std", "0.01")
+    ended = attack(*small, *noise, "--bound.clients", "1", "--attack.steps", "5", "--out", out)
+    assert ended.code == 0, ended.err
+    assert "lower bound 0." in ended.out
+    metrics = json.loads((out / "metrics.json").read_text())
+    [(number, own)] = json.loads((out / "bounds.json").read_text()).items()
+    assert number == "0"
+    for name in ("bound_rmse", "bound_independent_rmse", "bound_public_rmse"):
+        assert 0 < metrics[name] == own[name]
+    with (out / "victims.csv").open() as file:
+        shown = [row["bound_rmse"] for row in csv.DictReader(file)]
+    assert float(shown[0]) == pytest.approx(own["bound_rmse"])
+    assert shown[1:] == [""]
+    assert "ower bound" in (out / "report.html").read_text()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_recon.attacks.updates import LBFGS, FeaturesOnly, GradientMatching, PatchMatching, Pixels, TotalVariation
-from lit_recon.clients import Client, GradientOperator
+from lit_recon.clients import Client, GradientOperator, SecureAggregation
 from lit_recon.defenses import Defense
 from lit_recon.models import Backbone
 from lit_recon.records import BatchNormMode, ForwardOperator, Knowledge, Loss, Normalization, Observation
@@ -36,6 +36,11 @@ def victim(
     labels = torch.arange(len(images)) % 3
     told = knowledge or Knowledge(defense=known)
     return client.observe(images, labels, told, torch.Generator().manual_seed(0))
+
+
+def two_clients(model: nn.Module, batch_norm: BatchNormMode, loss: Loss) -> ForwardOperator:
+    """One gradient of each of two clients, behind secure aggregation."""
+    return SecureAggregation(GradientOperator(model, batch_norm, loss), 2)
 
 
 def attack(steps: int = 8, further: int = 0) -> GradientMatching:

@@ -16,7 +16,7 @@ from lit_recon.attacks.updates.feature_maps.observed_rows import MatchedRows
 from lit_recon.clients import GradientOperator, LocalSteps, SecureAggregation
 from lit_recon.defenses import GradientDropout
 from lit_recon.records import Batch, BatchNormMode, ForwardOperator, Knowledge, Loss, Reconstruction
-from tests.attacks.updates.feature_maps.patch_victims import Rule, attack, victim
+from tests.attacks.updates.feature_maps.patch_victims import Rule, attack, two_clients, victim
 
 
 def local(steps: int, batches: int = 1, clients: int = 1, lr: float = 0.01) -> Rule:
@@ -142,3 +142,18 @@ def test_a_search_far_from_the_image_is_given_up(images: Tensor) -> None:
     for left, ended in ((0.005, False), (0.02, True)):
         loss = 0.5 * left * penalty.weight * penalty.searched.squares / (penalty.stds[0] ** 2 * penalty.pixels)
         assert penalty.ended(loss, 0.5) is ended
+
+
+@pytest.mark.parametrize(
+    ("rule", "most"),
+    [(two_clients, 2e-3), (local(2, clients=2), 5e-3), (local(2, batches=2), 2e-2)],
+    ids=["clients", "clients with local steps", "mini-batches"],
+)
+def test_images_of_several_clients_and_mini_batches(images: Tensor, rule: Rule, most: float) -> None:
+    result = attack(20, further=4)(victim(images, None, rule=rule))
+    errors = (result.images[:, None] - images[None]).square().mean((2, 3, 4)).sqrt()
+    assert sorted(errors.argmin(1).tolist()) == [0, 1]
+    assert float(errors.min(1).values.max()) < most  # measured at most a third of it
+    if rule is two_clients:
+        assert result.certified is not None
+        assert result.certified.all()

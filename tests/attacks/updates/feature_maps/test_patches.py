@@ -13,8 +13,7 @@ from lit_recon.attacks.updates import LBFGS, FirstApplicable, GradientMatching, 
 from lit_recon.attacks.updates.feature_maps import patch_penalty, patches
 from lit_recon.attacks.updates.feature_maps.input_map import InputMap, Passes, known_statistics, likely_contrast
 from lit_recon.attacks.updates.feature_maps.patch_penalty import PatchPenalty
-from lit_recon.clients import Client, GradientOperator
-from lit_recon.clients.aggregate import SecureAggregation
+from lit_recon.clients import Client
 from lit_recon.clients.client import LocalTraining
 from lit_recon.defenses import (
     DPSGD,
@@ -30,8 +29,8 @@ from lit_recon.defenses import (
 )
 from lit_recon.errors import ConfigError, UnsupportedModelError
 from lit_recon.models import Backbone
-from lit_recon.records import BatchNormMode, ForwardOperator, Knowledge, Loss, Normalization, Reconstruction
-from tests.attacks.updates.feature_maps.patch_victims import STD, attack, victim
+from lit_recon.records import Knowledge, Normalization, Reconstruction
+from tests.attacks.updates.feature_maps.patch_victims import STD, attack, two_clients, victim
 from tests.attacks.updates.feature_maps.test_matching import Shallow
 from tests.attacks.updates.feature_maps.test_recovery import backbone, observed
 
@@ -211,10 +210,6 @@ def test_a_search_with_known_statistics_matches_them(
     assert penalty.searched.passes.of(1).with_misfit(other)[1] is None  # statistics are of all images
     expected = float(misfit) * penalty.searched.squares
     assert whole - rows == pytest.approx(expected if told else 0.0, rel=0.02, abs=0.02 * expected)
-
-
-def two_clients(model: nn.Module, batch_norm: BatchNormMode, loss: Loss) -> ForwardOperator:
-    return SecureAggregation(GradientOperator(model, batch_norm, loss), 2)
 
 
 def test_statistics_are_used_where_they_are_those_of_one_batch_in_training(images: Tensor) -> None:

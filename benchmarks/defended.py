@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
@@ -49,11 +49,13 @@ from lit_recon.data.sources import CIFAR10
 from lit_recon.data.splits import Pool, in_pool
 from lit_recon.defenses import (
     DPSGD,
+    Chain,
     Defense,
     GaussianNoise,
     GradientClipping,
     GradientDropout,
     GradientPruning,
+    LaplaceNoise,
     OptimalGradientNoise,
     Round,
 )
@@ -68,6 +70,12 @@ LOCAL = {
     for steps in (3, 5)
     for lr in (0.01, 0.001)
 }
+#: Updates of several clients behind secure aggregation, or of several mini-batches, by the name of their rows.
+SEVERAL = {
+    "4 clients": ClientSettings(n_clients=4),
+    "2 clients, 2 local steps": ClientSettings(local_steps=LocalTraining(steps=2), n_clients=2),
+    "2 mini-batches": ClientSettings(local_steps=LocalTraining(steps=2, batches=2)),
+}
 #: Defenses by kind and name; the names are those of the rows.
 DEFENSES: dict[str, dict[str, Defense]] = {
     "none": {"none": Defense()},
@@ -79,6 +87,12 @@ DEFENSES: dict[str, dict[str, Defense]] = {
     "optimal_noise": {f"optimal gradient noise {std:g}": OptimalGradientNoise(std) for std in (1e-3, 1e-2, 1e-1)},
     "dpsgd": {f"DP-SGD with C = 1, noise {std:g}": DPSGD(1.0, std) for std in (1e-4, 1e-3, 1e-2)},
     "clip": {f"clip {bound:g}": GradientClipping(bound) for bound in (2, 4, 8)},
+    "chain": {
+        "clip 4, prune 0.5, drop 0.3": Chain([GradientClipping(4.0), GradientPruning(0.5), GradientDropout(0.3)]),
+        "clip 4, noise 0.001": Chain([GradientClipping(4.0), GaussianNoise(0.001)]),
+    },
+    "laplace": {"Laplace noise 0.001": LaplaceNoise(0.001)},
+    "several": dict.fromkeys(SEVERAL, Defense()),
 }
 #: The client's BatchNorm mode `train` where the attacker also has the statistics of its batch, as in Liu et al. 2025.
 KNOWN = "train, statistics known"
@@ -104,9 +118,14 @@ class Defended:
 
 
 def cells(kind: str) -> Iterator[Defended]:
-    """The rows of a kind of defense; with statistics of the batch every second one, if known all of single images."""
+    """The rows of a kind of defense; with statistics of the batch every second one, if known all of single images.
+
+    Of several clients or mini-batches there are rows of batches alone.
+    """
     for number, name in enumerate(DEFENSES[kind]):
         for batch, draws in ((1, 8), (4, 4)):
+            if kind == "several" and batch == 1:
+                continue
             for mode in (*get_args(BatchNormMode), KNOWN):
                 if mode == "eval" or number % 2 == 1 or len(DEFENSES[kind]) == 1 or (mode == KNOWN and batch == 1):
                     yield Defended(name, batch, mode, draws)
@@ -142,7 +161,8 @@ def measure(
     batches, misfits = [], []
     mode: BatchNormMode = "eval" if cell.batch_norm == "eval" else "train"
     knowledge = Knowledge(defense=True, batch_norm="batch" if cell.batch_norm == KNOWN else "running")
-    client = ClientSettings(mode, LOCAL.get(cell.defense)).client(model, defense)
+    rule = SEVERAL.get(cell.defense, ClientSettings(local_steps=LOCAL.get(cell.defense)))
+    client = replace(rule, batch_norm=mode).client(model, defense)
     for number, ids in enumerate(draws):
         images, labels = private.pixels(ids), private.labels[ids]
         seen = client.observe(images, labels, knowledge, ClientSettings().generator(number))

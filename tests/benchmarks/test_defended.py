@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from benchmarks import defended
-from benchmarks.certificates import Cell, drawn
+from benchmarks.certificates import Attacked, Cell, drawn
 from benchmarks.defended import bounds, cells, masked_bounds, optimal_bounds
+from lit_recon.attacks.base import Attack
+from lit_recon.attacks.updates import AnalyticInversion
 from lit_recon.clients.client import ClientSettings
 from lit_recon.clients.gradient import GradientOperator
+from lit_recon.data import ImageSet
 from lit_recon.defenses import (
     Defense,
     GradientClipping,
@@ -25,7 +29,7 @@ from lit_recon.defenses import (
 from lit_recon.defenses.optimal import sensitivities
 from lit_recon.experiments.update_attack.bound import PIXEL_VARIANCE
 from lit_recon.models import Backbone
-from lit_recon.records import Batch, Normalization, Update, Weights
+from lit_recon.records import Batch, Normalization, Observation, Update, Weights
 from tests.attacks.updates.feature_maps.test_matching import Shallow
 
 
@@ -127,3 +131,25 @@ def test_the_first_single_images_behind_noise_are_those_of_the_bound() -> None:
         draws = [int(ids) for ids in defended.drawn_for(labels, single, kind)]
         assert len(set(draws)) == len(draws) == 8
         assert (draws[:4] == [int(ids) for ids in bound]) == (kind in defended.NOISY)
+
+
+def test_updates_of_several_clients_are_those_of_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    def by(_: Attack, observation: Observation, images: Tensor) -> Attacked:
+        seen.append(observation)
+        return Attacked([0.5] * len(images), [False] * len(images), [], "", 1.0, None)
+
+    monkeypatch.setattr(Attacked, "by", staticmethod(by))
+    torch.manual_seed(0)
+    model = Backbone(Shallow(4, 16), 10, Normalization((0.5,) * 3, (0.25,) * 3)).eval()
+    pixels, labels = torch.randint(0, 256, (200, 3, 4, 4), dtype=torch.uint8), torch.arange(200) % 10
+    private = ImageSet(pixels, labels, list("0123456789"), "test")
+    for cell in cells("several"):
+        assert cell.batch == 4
+        if cell.batch_norm == "eval":
+            draws = defended.drawn_for(private.labels, cell, "several")[:1]
+            defended.measure(model, private, AnalyticInversion(), Defense(), cell, draws)
+    gradient, steps, batches = (one.operator for one in seen)
+    assert (gradient.clients, steps.clients) == (4, 2)
+    assert steps.operator.steps == batches.steps == batches.batches == 2

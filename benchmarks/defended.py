@@ -6,8 +6,9 @@ Every cell has its own draws of test images of CIFAR-10, but for single images b
 images of the bound, so that the two compare. The kinds of defenses have records of their own, so that several processes
 can share the work. The kinds `bound`, `bound_optimal_noise` and `bound_masks` are no defenses: they are the Cramer-Rao
 bound for Gaussian noise and for DP-SGD, that for optimal gradient noise of known variances, and what updates without
-noise leave undetermined. The attacks are those of `configs/attack/feature_maps.yaml` but for the last: the deep image
-prior that they make way to is no part of this table.
+noise leave undetermined. The kind `likelihood` goes on from single images that were found behind noise, by the
+likelihood of the whole update in place of patches. The attacks are those of `configs/attack/feature_maps.yaml` but for
+the last: the deep image prior that they make way to is no part of this table.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from torch.nn.functional import cross_entropy
 from benchmarks.certificates import Attacked, Cell, attacks_of, drawn, summary
 from benchmarks.record import Record, Row
 from lit_recon.attacks.base import Attack
-from lit_recon.attacks.updates import FirstApplicable
+from lit_recon.attacks.updates import LBFGS, FirstApplicable, GradientMatching, HeadCounts, Likelihood, Pixels
 from lit_recon.attacks.updates.gradient_matching.matching import update_misfits
 from lit_recon.attacks.updates.noise import noise_of
 from lit_recon.bounds import (
@@ -99,6 +100,8 @@ KNOWN = "train, statistics known"
 #: The kinds of the bound: with noise, with noise that depends on the images, and without; and the images of each.
 BOUND, BOUND_OPTIMAL, BOUND_MASKS = "bound", "bound_optimal_noise", "bound_masks"
 BOUND_IMAGES = {BOUND: 4, BOUND_OPTIMAL: 4, BOUND_MASKS: 2}
+#: The kind that goes on from images found.
+FOLLOWED = "likelihood"
 #: The kinds of defenses that add noise. Gradients of images differ by factors, and errors behind noise by the same.
 NOISY = ("noise", "optimal_noise", "dpsgd")
 
@@ -169,6 +172,33 @@ def measure(
         batches.append(Attacked.by(attack, seen, images))
         misfits.append(misfit(seen, batches[-1]))
     return {"images": cell.batch * cell.draws, **summary(batches), "misfit": misfits}
+
+
+def followed(
+    model: Backbone, private: ImageSet, patches: GradientMatching, defense: Defense, draws: list[Tensor]
+) -> Row:
+    """Errors, misfits and seconds of images found by `patches`, and after steps on the update's likelihood from there.
+
+    Both count priors in nats per pixel.
+    """
+    client = ClientSettings("eval").client(model, defense)
+    found: dict[str, list[Row]] = {"before": [], "after": []}
+    for number, ids in enumerate(draws):
+        images = private.pixels(ids)
+        seen = client.observe(images, private.labels[ids], Knowledge(defense=True), ClientSettings().generator(number))
+        first = Attacked.by(patches, seen, images)
+        if first.found is None:
+            continue
+        pixels, solver = Pixels(box=False, smooth=0.5), LBFGS(inner=20, history=300)
+        matching = GradientMatching(Likelihood(), patches.priors, pixels, solver, HeadCounts(), steps=10)
+        started = time.process_time()
+        [moved] = matching.follow([first.found], [seen]).finish()
+        error = float(f"{float((moved.images - images).square().mean().sqrt()):.3g}")
+        second = Attacked([error], [False], list(moved.notes), "", time.process_time() - started, moved)
+        for when, one in (("before", first), ("after", second)):
+            row = {"rmse": one.rmse[0], "misfit": misfit(seen, one), "seconds": round(one.seconds, 1)}
+            found[when].append(row)
+    return found
 
 
 def linearized(model: Backbone, image: Tensor, label: Tensor) -> tuple[NetworkJacobian, Round]:
@@ -257,7 +287,7 @@ def main() -> None:
         BOUND_OPTIMAL: (BOUND_OPTIMAL, optimal_bounds),
         BOUND_MASKS: (BOUND_MASKS, masked_bounds),
     }
-    kinds = [*DEFENSES, *measured_bounds]
+    kinds = [*DEFENSES, *measured_bounds, FOLLOWED]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data.root", dest="root", required=True, help="folder of CIFAR-10")
     parser.add_argument("--checkpoint", type=Path, required=True, help="a ResNet-18 that was trained on CIFAR-10")
@@ -280,6 +310,14 @@ def main() -> None:
             for number, ids in enumerate(draws):
                 one = partial(measured, model, private.pixels(ids), private.labels[ids])
                 record.measure({"image": number}, one)
+    if FOLLOWED in arguments.kinds:
+        [_, patches, *_] = attacks_of("feature_maps")
+        assert isinstance(patches, GradientMatching)
+        with Record(FOLLOWED, settings, arguments.pool) as record:
+            for name, defense in DEFENSES["noise"].items():
+                draws = drawn(private.labels, Cell(BOUND, 1, "eval", "distinct", BOUND_IMAGES[BOUND]))
+                one = partial(followed, model, private, patches, defense, draws)
+                record.measure({"defense": name}, one)
     for kind in (kind for kind in arguments.kinds if kind in DEFENSES):
         with Record(f"defended_{kind}", settings, arguments.pool) as record:
             for cell in cells(kind):

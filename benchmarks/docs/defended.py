@@ -128,5 +128,18 @@ def bound_masks(record: Content) -> str:
     return markdown(["defense", "images", "unknown directions, most", "error with a prior, largest", "entries"], rows)
 
 
+@table("likelihood", "likelihood")
+def likelihood(record: Content) -> str:
+    """Medians over single images behind noise that patches found, and after steps on the likelihood from there."""
+    columns = [(key, when) for key in ("rmse", "misfit", "seconds") for when in ("before", "after")]
+    rows = []
+    for row in record["rows"]:
+        medians = [statistics.median(one[key] for one in row[when]) for key, when in columns]
+        formats = ["error"] * 4 + [".0f"] * 2
+        rows.append([row["defense"], str(len(row["before"])), *map(shown, medians, formats)])
+    header = [f"{name}, {when}" for name in ("RMSE", "misfit", "seconds") for when in ("patches", "likelihood")]
+    return markdown(["defense", "images", *header], rows)
+
+
 def _extremes(values: list[float]) -> list[str]:
     return [shown(value) if math.isfinite(value) else "infinite" for value in (min(values), max(values))]

@@ -20,6 +20,7 @@ from lit_recon.clients.gradient import GradientOperator
 from lit_recon.data import ImageSet
 from lit_recon.defenses import (
     Defense,
+    GaussianNoise,
     GradientClipping,
     GradientDropout,
     GradientPruning,
@@ -30,6 +31,7 @@ from lit_recon.defenses.optimal import sensitivities
 from lit_recon.experiments.update_attack.bound import PIXEL_VARIANCE
 from lit_recon.models import Backbone
 from lit_recon.records import Batch, Normalization, Observation, Update, Weights
+from tests.attacks.updates.feature_maps.patch_victims import attack
 from tests.attacks.updates.feature_maps.test_matching import Shallow
 
 
@@ -153,3 +155,18 @@ def test_updates_of_several_clients_are_those_of_batches(monkeypatch: pytest.Mon
     gradient, steps, batches = (one.operator for one in seen)
     assert (gradient.clients, steps.clients) == (4, 2)
     assert steps.operator.steps == batches.steps == batches.batches == 2
+
+
+def test_images_found_by_patches_are_followed_by_the_likelihood() -> None:
+    torch.manual_seed(0)
+    model = Backbone(Shallow(8, 64), 10, Normalization((0.5,) * 3, (0.25,) * 3)).eval()
+    waves = torch.stack([torch.linspace(0, k, 8).cos()[:, None] * torch.linspace(0, 3, 8).sin() for k in range(1, 7)])
+    pixels = (127 + 100 * waves).round().byte().view(2, 3, 8, 8)
+    private = ImageSet(pixels, torch.tensor([0, 1]), list("0123456789"), "test")
+    draws = [torch.tensor([0]), torch.tensor([1])]
+    found = defended.followed(model, private, attack(8), GaussianNoise(1e-3), draws)
+    assert [len(found[when]) for when in ("before", "after")] == [2, 2]
+    for before, after in zip(found["before"], found["after"], strict=True):
+        assert 0 < after["rmse"] < 0.2
+        assert after["rmse"] != before["rmse"]
+        assert after["misfit"] < max(1.2, before["misfit"])  # in all tensors, of which patches match one

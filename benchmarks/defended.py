@@ -7,13 +7,15 @@ images of the bound, so that the two compare. The kinds of defenses have records
 can share the work. The kinds `bound`, `bound_optimal_noise` and `bound_masks` are no defenses: they are the Cramer-Rao
 bound for Gaussian noise and for DP-SGD, that for optimal gradient noise of known variances, and what updates without
 noise leave undetermined. The kind `likelihood` goes on from single images that were found behind noise, by the
-likelihood of the whole update in place of patches. The attacks are those of `configs/attack/feature_maps.yaml` but for
+likelihood of the whole update in place of patches; `hidden_span` compares the share of the patches' span that noise is
+expected to hide with what it does hide. The attacks are those of `configs/attack/feature_maps.yaml` but for
 the last: the deep image prior that they make way to is no part of this table.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -30,7 +32,16 @@ from torch.nn.functional import cross_entropy
 from benchmarks.certificates import Attacked, Cell, attacks_of, drawn, summary
 from benchmarks.record import Record, Row
 from lit_recon.attacks.base import Attack
-from lit_recon.attacks.updates import LBFGS, FirstApplicable, GradientMatching, HeadCounts, Likelihood, Pixels
+from lit_recon.attacks.updates import (
+    LBFGS,
+    FirstApplicable,
+    GradientMatching,
+    HeadCounts,
+    Likelihood,
+    PatchMatching,
+    Pixels,
+)
+from lit_recon.attacks.updates.feature_maps.patches import hidden_span
 from lit_recon.attacks.updates.gradient_matching.matching import update_misfits
 from lit_recon.attacks.updates.noise import noise_of
 from lit_recon.bounds import (
@@ -100,8 +111,8 @@ KNOWN = "train, statistics known"
 #: The kinds of the bound: with noise, with noise that depends on the images, and without; and the images of each.
 BOUND, BOUND_OPTIMAL, BOUND_MASKS = "bound", "bound_optimal_noise", "bound_masks"
 BOUND_IMAGES = {BOUND: 4, BOUND_OPTIMAL: 4, BOUND_MASKS: 2}
-#: The kind that goes on from images found.
-FOLLOWED = "likelihood"
+#: The kinds of single images behind noise: what follows on images found, and what noise hides of the patches' span.
+FOLLOWED, HIDDEN = "likelihood", "hidden_span"
 #: The kinds of defenses that add noise. Gradients of images differ by factors, and errors behind noise by the same.
 NOISY = ("noise", "optimal_noise", "dpsgd")
 
@@ -201,6 +212,32 @@ def followed(
     return found
 
 
+def hidden(model: Backbone, private: ImageSet, defense: Defense, draws: list[Tensor]) -> Row:
+    """The share of the patches' span that noise is expected to hide in each layer, and does; means over single images.
+
+    What it does hide: the mean squared sine of the gradient's leading directions, one for each patch, with the true
+    patches' span; where nothing stands out of the noise these are random, and partly inside by chance, which counts in
+    the expectation. `apart` is the largest difference of a layer's two shares for an image.
+    """
+    client = ClientSettings("eval").client(model, defense)
+    shares: dict[str, list[tuple[float, float]]] = {}
+    for number, ids in enumerate(draws):
+        images = private.pixels(ids)
+        seen = client.observe(images, private.labels[ids], Knowledge(defense=True), ClientSettings().generator(number))
+        judged, (noise, _) = PatchMatching(most_hidden=None).prepare(seen).judged, noise_of(seen, exact=False)
+        assert noise is not None
+        for rows, patches in zip(judged.rows, judged.patches(images), strict=True):
+            random = 1 - rows.patches / rows.values.shape[1]
+            expected = random * float(hidden_span(rows, noise.std).mean())
+            _, _, leading = torch.linalg.svd(rows.values.double(), full_matrices=False)
+            true = torch.linalg.qr(patches.double().T)[0]
+            inside = (leading[: rows.patches] @ true).square().sum() / min(rows.patches, len(leading))
+            shares.setdefault(rows.layer.name, []).append((expected, 1 - float(inside)))
+    means = [[statistics.mean(pair[i] for pair in own) for own in shares.values()] for i in (0, 1)]
+    apart = max(abs(expected - actual) for own in shares.values() for expected, actual in own)
+    return {"images": len(draws), "layers": list(shares), "expected": means[0], "actual": means[1], "apart": apart}
+
+
 def linearized(model: Backbone, image: Tensor, label: Tensor) -> tuple[NetworkJacobian, Round]:
     """The Jacobian of the undefended gradient, and the round of its client."""
     weights, batch = Weights.of(model), Batch(image, label)
@@ -287,7 +324,7 @@ def main() -> None:
         BOUND_OPTIMAL: (BOUND_OPTIMAL, optimal_bounds),
         BOUND_MASKS: (BOUND_MASKS, masked_bounds),
     }
-    kinds = [*DEFENSES, *measured_bounds, FOLLOWED]
+    kinds = [*DEFENSES, *measured_bounds, FOLLOWED, HIDDEN]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data.root", dest="root", required=True, help="folder of CIFAR-10")
     parser.add_argument("--checkpoint", type=Path, required=True, help="a ResNet-18 that was trained on CIFAR-10")
@@ -318,6 +355,11 @@ def main() -> None:
                 draws = drawn(private.labels, Cell(BOUND, 1, "eval", "distinct", BOUND_IMAGES[BOUND]))
                 one = partial(followed, model, private, patches, defense, draws)
                 record.measure({"defense": name}, one)
+    if HIDDEN in arguments.kinds:
+        with Record(HIDDEN, settings, arguments.pool) as record:
+            for name, defense in (DEFENSES["noise"] | DEFENSES["dpsgd"]).items():
+                draws = drawn(private.labels, Cell(BOUND, 1, "eval", "distinct", BOUND_IMAGES[BOUND]))
+                record.measure({"defense": name}, partial(hidden, model, private, defense, draws))
     for kind in (kind for kind in arguments.kinds if kind in DEFENSES):
         with Record(f"defended_{kind}", settings, arguments.pool) as record:
             for cell in cells(kind):

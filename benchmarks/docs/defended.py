@@ -141,5 +141,15 @@ def likelihood(record: Content) -> str:
     return markdown(["defense", "images", *header], rows)
 
 
+@table("hidden_span", "hidden_span")
+def hidden_span(record: Content) -> str:
+    """What noise is expected to hide of the span of the patches, and what it hides: least and most of the layers."""
+    rows = []
+    for row in record["rows"]:
+        shares = [f"{shown(min(row[key]), '.2g')} to {shown(max(row[key]), '.2g')}" for key in ("expected", "actual")]
+        rows.append([row["defense"], str(row["images"]), *shares, shown(row["apart"], ".2g")])
+    return markdown(["defense", "images", "expected", "actual", "largest difference of a layer"], rows)
+
+
 def _extremes(values: list[float]) -> list[str]:
     return [shown(value) if math.isfinite(value) else "infinite" for value in (min(values), max(values))]

@@ -170,3 +170,20 @@ def test_images_found_by_patches_are_followed_by_the_likelihood() -> None:
         assert 0 < after["rmse"] < 0.2
         assert after["rmse"] != before["rmse"]
         assert after["misfit"] < max(1.2, before["misfit"])  # in all tensors, of which patches match one
+
+
+def test_what_noise_hides_of_the_span_is_as_expected() -> None:
+    torch.manual_seed(0)
+    model = Backbone(Shallow(8, 64), 10, Normalization((0.5,) * 3, (0.25,) * 3)).eval()
+    pixels = torch.randint(0, 256, (2, 3, 8, 8), generator=torch.Generator().manual_seed(0)).byte()
+    private = ImageSet(pixels, torch.tensor([0, 1]), list("0123456789"), "test")
+    draws = [torch.tensor([0]), torch.tensor([1])]
+    none, some, most = (defended.hidden(model, private, GaussianNoise(std), draws) for std in (1e-9, 3e-2, 1.0))
+    place = none["layers"].index("trunk.layers.3")
+    assert none["expected"][place] == pytest.approx(0, abs=1e-3)
+    assert none["actual"][place] == pytest.approx(0, abs=1e-3)
+    assert 0.1 < some["actual"][place] < 0.9
+    assert some["expected"][place] == pytest.approx(some["actual"][place], abs=0.1)
+    for row in (some, most):
+        assert row["apart"] < 0.15
+    assert most["expected"][place] == pytest.approx(1 - 16 / 432)  # as many random directions as patches

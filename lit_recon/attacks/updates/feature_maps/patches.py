@@ -142,7 +142,7 @@ class PatchMatching:
                 penalty = replace(penalty, judged=tails.first, searched=tails.first, tails=tails)
                 rows, noise = penalty.judged.rows, UNIT
                 how = f"heavy tails, {tails.scale:.3g} once outliers are pulled in; rows are matched in units of it"
-        hidden = {one.layer.name: _hidden(one, noise.std) for one in rows if one.observed is None}
+        hidden = {one.layer.name: hidden_span(one, noise.std) for one in rows if one.observed is None}
         share = mean(float(shares.mean()) for shares in hidden.values()) if hidden else 0.0
         if self.most_hidden is not None and share >= self.most_hidden:
             left = "nothing is left of the maps: no layer's gradient has singular values above"
@@ -197,7 +197,7 @@ def _searching(penalty: PatchPenalty, rows: list[ObservedRows], note: str) -> Pa
     return replace(penalty, searched=MatchedRows(tuple(rows), passes), notes=(note,), enough=enough)
 
 
-def _hidden(rows: ObservedRows, std: float) -> Tensor:
+def hidden_span(rows: ObservedRows, std: float) -> Tensor:
     """Expected shares that noise hides of the patches' span, one per patch and row at most."""
     height, width = rows.values.shape
     found = singular_values(rows.values.cpu().double())[-rows.patches :]

@@ -116,7 +116,10 @@ def device_of(record: Content) -> str:
     """The processor or GPU that did the work; of a command's record that of the run, not of what called it."""
     rows = record["rows"]
     run = rows[0].get("metrics") if len(rows) == 1 else None
-    return str((run or record).get("device", record["device"]))
+    device = str((run or record).get("device", record["device"]))
+    # a study's own record names the processor that wrote its page
+    on_gpu = "--trainer.accelerator gpu" in record.get("command", "") and device == record["device"]
+    return f"{device} with a GPU" if on_gpu else device
 
 
 def configuration(path: str) -> dict[str, Any]:

@@ -163,6 +163,9 @@ def test_runs_on_a_gpu_are_told_apart() -> None:
     ]
     assert [tables.device_of({**record, "device": "Xeon"}) for record in (cpu, gpu)] == ["Xeon", "H200"]
     assert tables.device_of({"device": "Xeon", "rows": [{}, {}]}) == "Xeon"
+    study = {**cpu, "device": "Xeon", "command": "attack.py evaluate --trainer.accelerator gpu"}
+    assert tables.device_of(study) == "Xeon with a GPU"
+    assert tables.device_of({**gpu, "device": "Xeon", "command": study["command"]}) == "H200"
     # shadow models: columns by number of targets
     linear = {"linear_error": 0.3, "linear_error_max": 0.4, "linear_error_n": 6, "shadow_seconds": 7.0}
     few = run("few", metrics={**metrics, **linear, "n_shadow": 4000, "mse_at_1000_shadows": 0.01}, cpu_seconds=100)

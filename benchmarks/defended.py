@@ -132,15 +132,17 @@ class Defended:
 
 
 def cells(kind: str) -> Iterator[Defended]:
-    """The rows of a kind of defense; with statistics of the batch every second one, if known all of single images.
+    """The rows of a kind; with statistics of the batch every second defense, and all single images if they are known.
 
-    Of several clients or mini-batches there are rows of batches alone.
+    Statistics of several steps or clients are not known. Rows of several clients or mini-batches are of batches alone.
     """
     for number, name in enumerate(DEFENSES[kind]):
         for batch, draws in ((1, 8), (4, 4)):
             if kind == "several" and batch == 1:
                 continue
             for mode in (*get_args(BatchNormMode), KNOWN):
+                if mode == KNOWN and kind in ("several", "local"):
+                    continue
                 if mode == "eval" or number % 2 == 1 or len(DEFENSES[kind]) == 1 or (mode == KNOWN and batch == 1):
                     yield Defended(name, batch, mode, draws)
 
@@ -190,7 +192,7 @@ def followed(
 ) -> Row:
     """Errors, misfits and seconds of images found by `patches`, and after steps on the update's likelihood from there.
 
-    Both count priors in nats per pixel.
+    Both weigh total variation alike, against the log-likelihood in nats per pixel.
     """
     client = ClientSettings("eval").client(model, defense)
     found: dict[str, list[Row]] = {"before": [], "after": []}

@@ -133,7 +133,7 @@ def likelihood(record: Content) -> str:
     """Medians over single images behind noise that patches found, and after steps on the likelihood from there."""
     columns = [(key, when) for key in ("rmse", "misfit", "seconds") for when in ("before", "after")]
     rows = []
-    for row in record["rows"]:
+    for row in (row for row in record["rows"] if row["before"]):
         medians = [statistics.median(one[key] for one in row[when]) for key, when in columns]
         formats = ["error"] * 4 + [".0f"] * 2
         rows.append([row["defense"], str(len(row["before"])), *map(shown, medians, formats)])

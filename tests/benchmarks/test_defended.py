@@ -149,6 +149,7 @@ def test_updates_of_several_clients_are_those_of_batches(monkeypatch: pytest.Mon
     private = ImageSet(pixels, labels, list("0123456789"), "test")
     for cell in cells("several"):
         assert cell.batch == 4
+        assert cell.batch_norm != defended.KNOWN
         if cell.batch_norm == "eval":
             draws = defended.drawn_for(private.labels, cell, "several")[:1]
             defended.measure(model, private, AnalyticInversion(), Defense(), cell, draws)
@@ -167,9 +168,9 @@ def test_images_found_by_patches_are_followed_by_the_likelihood() -> None:
     found = defended.followed(model, private, attack(8), GaussianNoise(1e-3), draws)
     assert [len(found[when]) for when in ("before", "after")] == [2, 2]
     for before, after in zip(found["before"], found["after"], strict=True):
-        assert 0 < after["rmse"] < 0.2
-        assert after["rmse"] != before["rmse"]
-        assert after["misfit"] < max(1.2, before["misfit"])  # in all tensors, of which patches match one
+        # 0.0018 to 0.0011, and 0.344 to 0.001 after a search by patches that was stuck
+        assert 0 < after["rmse"] < before["rmse"]
+        assert after["misfit"] < before["misfit"]  # 1.6 to 1.1, and 62 to 1.3
 
 
 def test_what_noise_hides_of_the_span_is_as_expected() -> None:
@@ -183,7 +184,7 @@ def test_what_noise_hides_of_the_span_is_as_expected() -> None:
     assert none["expected"][place] == pytest.approx(0, abs=1e-3)
     assert none["actual"][place] == pytest.approx(0, abs=1e-3)
     assert 0.1 < some["actual"][place] < 0.9
-    assert some["expected"][place] == pytest.approx(some["actual"][place], abs=0.1)
+    assert some["expected"][place] == pytest.approx(some["actual"][place], abs=0.1)  # 0.47 and 0.41
     for row in (some, most):
-        assert row["apart"] < 0.15
+        assert row["apart"] < 0.15  # 0.06 and 0.01
     assert most["expected"][place] == pytest.approx(1 - 16 / 432)  # as many random directions as patches

@@ -370,7 +370,7 @@ def observed_rows(
     shown = without_censored(observation).update[name].detach().flatten(1)
     censored, gradient = bool((shown != gradient).any()), shown
     if not gradient.any():
-        return None  # any patches explain it
+        return None  # derivatives of zero explain it with any patches
     zeros = hidden_entries(gradient) if float((gradient == 0).double().mean()) < 0.5 else gradient == 0
     if not censored and int(zeros.sum()) <= _zeros_by_chance(observation, layer, gradient):
         return ObservedRows(layer, gradient, None, patches)

@@ -71,7 +71,7 @@ _SETTLED, _NEARLY = 2.5e-4, 1.0
 #: of the patience after which they are, told apart or not.
 _APART, _TOGETHER = 0.05, 0.6
 #: Why an image is not certified of which too little is seen.
-_SEEN = "only {} entries other than zero of it reach one of the first layers, fewer than its {} pixels"
+_SEEN = "one of the first layers sees only {} entries other than zero of it, fewer than its {} pixels"
 #: Assumed noise at the first iteration, and least noise, relative to the root mean square of the observed entries.
 _FIRST, _LAST = 0.1, 1e-5
 #: For local steps, whose weights after the first one are known nearly. A search with weights of training on images

@@ -156,7 +156,11 @@ class Attacked:
             [found] = attack.begin([seen]).finish()
         except UnsupportedModelError as error:
             return cls([], [], [], str(error), time.process_time() - started)
-        seconds = time.process_time() - started
+        return cls.of(found, images, time.process_time() - started)
+
+    @classmethod
+    def of(cls, found: Reconstruction, images: Tensor, seconds: float) -> Attacked:
+        """Images found in so many seconds of processor time, matched to the true `images`."""
         order = match(found.images, images)
         rmse = pairwise_mse(images, found.images[order]).diagonal().sqrt()
         sure = torch.zeros(len(rmse), dtype=torch.bool) if found.certified is None else found.certified[order]

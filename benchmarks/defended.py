@@ -54,7 +54,7 @@ from lit_recon.bounds import (
     unknown_basis,
     van_trees,
 )
-from lit_recon.clients.client import ClientSettings, LocalTraining
+from lit_recon.clients.client import Client, ClientSettings, LocalTraining
 from lit_recon.clients.gradient import GradientOperator, pure_copy
 from lit_recon.data import ImageSet
 from lit_recon.data.sources import CIFAR10
@@ -170,6 +170,15 @@ def drawn_for(labels: Tensor, cell: Defended, kind: str) -> list[Tensor]:
     return [*first, *(ids for ids in own if int(ids) not in taken)][: cell.draws]
 
 
+def observations(
+    client: Client, private: ImageSet, draws: list[Tensor], knowledge: Knowledge | None = None
+) -> Iterator[tuple[Tensor, Observation]]:
+    """The images of every draw and what the server sees of them; by default it knows the defense."""
+    for number, ids in enumerate(draws):
+        images, generator = private.pixels(ids), ClientSettings().generator(number)
+        yield images, client.observe(images, private.labels[ids], knowledge or Knowledge(defense=True), generator)
+
+
 def measure(
     model: Backbone, private: ImageSet, attack: Attack, defense: Defense, cell: Defended, draws: list[Tensor]
 ) -> Row:
@@ -179,9 +188,7 @@ def measure(
     knowledge = Knowledge(defense=True, batch_norm="batch" if cell.batch_norm == KNOWN else "running")
     rule = SEVERAL.get(cell.defense, ClientSettings(local_steps=LOCAL.get(cell.defense)))
     client = replace(rule, batch_norm=mode).client(model, defense)
-    for number, ids in enumerate(draws):
-        images, labels = private.pixels(ids), private.labels[ids]
-        seen = client.observe(images, labels, knowledge, ClientSettings().generator(number))
+    for images, seen in observations(client, private, draws, knowledge):
         batches.append(Attacked.by(attack, seen, images))
         misfits.append(misfit(seen, batches[-1]))
     return {"images": cell.batch * cell.draws, **summary(batches), "misfit": misfits}
@@ -196,9 +203,7 @@ def followed(
     """
     client = ClientSettings("eval").client(model, defense)
     found: dict[str, list[Row]] = {"before": [], "after": []}
-    for number, ids in enumerate(draws):
-        images = private.pixels(ids)
-        seen = client.observe(images, private.labels[ids], Knowledge(defense=True), ClientSettings().generator(number))
+    for images, seen in observations(client, private, draws):
         first = Attacked.by(patches, seen, images)
         if first.found is None:
             continue
@@ -206,8 +211,7 @@ def followed(
         matching = GradientMatching(Likelihood(), patches.priors, pixels, solver, HeadCounts(), steps=10)
         started = time.process_time()
         [moved] = matching.follow([first.found], [seen]).finish()
-        error = float(f"{float((moved.images - images).square().mean().sqrt()):.3g}")
-        second = Attacked([error], [False], list(moved.notes), "", time.process_time() - started, moved)
+        second = Attacked.of(moved, images, time.process_time() - started)
         for when, one in (("before", first), ("after", second)):
             row = {"rmse": one.rmse[0], "misfit": misfit(seen, one), "seconds": round(one.seconds, 1)}
             found[when].append(row)
@@ -223,9 +227,7 @@ def hidden(model: Backbone, private: ImageSet, defense: Defense, draws: list[Ten
     """
     client = ClientSettings("eval").client(model, defense)
     shares: dict[str, list[tuple[float, float]]] = {}
-    for number, ids in enumerate(draws):
-        images = private.pixels(ids)
-        seen = client.observe(images, private.labels[ids], Knowledge(defense=True), ClientSettings().generator(number))
+    for images, seen in observations(client, private, draws):
         judged, (noise, _) = PatchMatching(most_hidden=None).prepare(seen).judged, noise_of(seen, exact=False)
         assert noise is not None
         for rows, patches in zip(judged.rows, judged.patches(images), strict=True):
@@ -349,19 +351,19 @@ def main() -> None:
             for number, ids in enumerate(draws):
                 one = partial(measured, model, private.pixels(ids), private.labels[ids])
                 record.measure({"image": number}, one)
-    if FOLLOWED in arguments.kinds:
-        [_, patches, *_] = attacks_of("feature_maps")
-        assert isinstance(patches, GradientMatching)
-        with Record(FOLLOWED, settings, arguments.pool) as record:
-            for name, defense in DEFENSES["noise"].items():
-                draws = drawn(private.labels, Cell(BOUND, 1, "eval", "distinct", BOUND_IMAGES[BOUND]))
-                one = partial(followed, model, private, patches, defense, draws)
-                record.measure({"defense": name}, one)
-    if HIDDEN in arguments.kinds:
-        with Record(HIDDEN, settings, arguments.pool) as record:
-            for name, defense in (DEFENSES["noise"] | DEFENSES["dpsgd"]).items():
-                draws = drawn(private.labels, Cell(BOUND, 1, "eval", "distinct", BOUND_IMAGES[BOUND]))
-                record.measure({"defense": name}, partial(hidden, model, private, defense, draws))
+    [_, patches, *_] = attacks_of("feature_maps")
+    assert isinstance(patches, GradientMatching)
+    behind_noise: dict[str, tuple[dict[str, Defense], Callable[[Defense, list[Tensor]], Row]]] = {
+        FOLLOWED: (DEFENSES["noise"], partial(followed, model, private, patches)),
+        HIDDEN: (DEFENSES["noise"] | DEFENSES["dpsgd"], partial(hidden, model, private)),
+    }
+    for kind, (defenses, single) in behind_noise.items():
+        if kind not in arguments.kinds:
+            continue
+        draws = drawn(private.labels, Cell(BOUND, 1, "eval", "distinct", BOUND_IMAGES[BOUND]))
+        with Record(kind, settings, arguments.pool) as record:
+            for name, defense in defenses.items():
+                record.measure({"defense": name}, partial(single, defense, draws))
     for kind in (kind for kind in arguments.kinds if kind in DEFENSES):
         with Record(f"defended_{kind}", settings, arguments.pool) as record:
             for cell in cells(kind):

@@ -1,8 +1,9 @@
-"""Least squares that is the same in every run, sums of squares, and L-BFGS that asks for its evaluations one by one."""
+"""Least squares that is the same in every run, leading eigenvectors, sums of squares, and L-BFGS step by step."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +22,73 @@ def least_squares(matrix: Tensor, target: Tensor) -> Tensor:
     driver = "gels" if matrix.is_cuda else "gelsd"
     solution: Tensor = torch.linalg.lstsq(matrix, target, driver=driver).solution
     return solution
+
+
+class Eigenspace(NamedTuple):
+    """Largest eigenvalues `(k,)`, falling, with eigenvectors as orthonormal rows `(k, d)`."""
+
+    values: Tensor
+    vectors: Tensor
+
+
+def leading_eigenspace(
+    apply: Callable[[Tensor], Tensor],
+    size: int,
+    k: int,
+    exact: int | None = None,
+    least: float = 0.0,
+    depth: int = 30,
+    restarts: int = 6,
+    tolerance: float = 1e-10,
+    seed: int = 0,
+) -> Eigenspace:
+    """The `k` largest eigenvalues of a positive semidefinite operator.
+
+    Args:
+        apply: the operator on rows `(b, d)`.
+        size: `d`.
+        k: number of eigenvalues.
+        exact: number of the first eigenvectors that have to converge; default: all.
+        least: stop as soon as one of these eigenvalues is smaller, as far as its residual tells.
+        depth: applications between two Rayleigh-Ritz steps; `depth * (k + 2)` rows are held.
+        restarts: Rayleigh-Ritz steps at most.
+        tolerance: residual norm of these eigenvectors at which to stop.
+        seed: of the first block.
+
+    >>> values = torch.tensor([3.0, 3.0, 1.0, 0.5, 0.1], dtype=torch.float64)
+    >>> leading_eigenspace(lambda rows: rows * values, 5, 2).values.round(decimals=6)
+    tensor([3., 3.], dtype=torch.float64)
+    """
+    width = min(k + 2, size)
+    generator = torch.Generator().manual_seed(seed)
+    block = _orthonormal(torch.randn(width, size, generator=generator, dtype=torch.float64))
+    for _ in range(restarts):
+        basis, images = block, apply(block)
+        newest = images
+        for _ in range(depth - 1):
+            newest = newest[: size - len(basis)]  # at most `size` directions
+            for _ in range(2):  # twice, because of rounding
+                newest = newest - (newest @ basis.T) @ basis
+                _, lengths, newest = torch.linalg.svd(newest, full_matrices=False)
+                newest = newest[lengths > 1e-10]  # the rest is rounding, the space is exhausted
+            if len(newest) == 0:
+                break
+            basis = torch.cat([basis, newest])
+            newest = apply(newest)
+            images = torch.cat([images, newest])
+        values, weights = torch.linalg.eigh((basis @ images.T + images @ basis.T) / 2)
+        values, weights = values.flip(0)[:width], weights.flip(1)[:, :width]
+        block, moved = weights.T @ basis, weights.T @ images
+        residual = (moved - values[:, None] * block)[: exact or k].norm(dim=1)
+        if float(residual.max()) < tolerance or bool((values[: exact or k] + residual < least).any()):
+            break
+        block = _orthonormal(block)
+    return Eigenspace(values[:k], block[:k])
+
+
+def _orthonormal(rows: Tensor) -> Tensor:
+    columns: Tensor = torch.linalg.qr(rows.T)[0]
+    return columns.T.contiguous()
 
 
 #: Decrease that is asked of a step, relative to that by the slope; and limits of a shorter step, relative to the last.

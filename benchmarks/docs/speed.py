@@ -161,9 +161,11 @@ def sampled_shadows(record: Content) -> str:
             *(shown(row["error"][key], ".2f") for key in ("median", "max")),
             shown(row["seconds_exact"]["median"], ".0f"),
             shown(row["seconds"], ".3f" if row["seconds"] < 0.1 else ".1f"),
+            shown(1 / row["seconds"], ".3g"),
+            shown(row.get("seconds_once"), ".0f") if "seconds_once" in row else "",
             shown(row["times_as_fast"], ".1f" if row["times_as_fast"] < 100 else ",.0f"),
         ]
         for row in record["rows"]
     ]
     heads = ["known images", "from", "relative error, median", "largest", "seconds of exact training"]
-    return markdown([*heads, "seconds instead", "times as fast"], rows)
+    return markdown([*heads, "seconds instead", "models a second", "seconds once", "times as fast"], rows)

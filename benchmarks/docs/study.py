@@ -152,20 +152,49 @@ def digits_price(record: Content) -> str:
 def equal_price(records: Sequence[Content], name: str) -> str:
     """What the strongest attack finds on single images at a limit to the loss of accuracy, by side."""
     grid = configuration(f"evaluate/{name}.yaml")
-    malicious, left_out = _malicious(grid), grid.get("without", [])
-    titles = {name: attack["title"] for name, attack in grid["attacks"].items()}
-    measured = {row["attack"] for row in _rows(records, "batches")}
-    sides = sides_of(titles, malicious, left_out, measured & {*_informed(grid)})
-    sides.sort(key=lambda side: bool(malicious) and not side.barred)
-    found = [one for side in sides if (one := _compared(grid, records, side)) is not None]
+    found = _comparisons(grid, records)
     if not found:
         return NOT_MEASURED
+    titles = {name: attack["title"] for name, attack in grid["attacks"].items()}
     defenses = {key: family["title"] for key, family in grid["defenses"].items()}
     names = GridNames(defenses, titles, _strengths(grid), "RMSE", shown)
     cells = select(_rows(records, "evaluation"), batch_size=1)
     said = [*(conclude(names, one) for one in found), *missing(names, _rows(records, "utility"), cells)]
     verdict = " ".join(said).replace("\N{NO-BREAK SPACE}", " ")
     return "\n\n".join([verdict, *(_side(grid, one) for one in found)])
+
+
+@table("liu2025_ranking", f"all {_GRID}_**")
+def ranking(records: Sequence[Content]) -> str:
+    """Defenses by what the strongest attack of honest servers finds, with and without the new attacks, best first."""
+    grid = configuration(f"evaluate/{_GRID}.yaml")
+    titles = {name: family["title"] for name, family in grid["defenses"].items()}
+    honest = {*_malicious(grid)}
+    sides = {frozenset(one.side.barred): one for one in _comparisons(grid, records)}
+    pairs = [sides.get(frozenset(barred)) for barred in (honest, honest | {*grid.get("without", [])})]
+    [whole, without] = pairs
+    if whole is None or without is None:
+        return NOT_MEASURED
+    rows = []
+    for limit in whole.found:
+        cells = []
+        for one in (without, whole):
+            order = sorted(one.found[limit].items(), key=lambda item: -item[1].value)
+            ranked = [f"{titles[name]} {'> ' * own.ends}{shown(own.value)}" for name, own in order]
+            cells.append("; ".join([f"**{ranked[0]}**", *ranked[1:]]))
+        rows.append([f"{100 * limit:g}", *cells])
+    new = " and ".join(grid["attacks"][name]["title"] for name in grid["without"])
+    return markdown(["points at most", f"without {new}", f"with {new}"], rows)
+
+
+def _comparisons(grid: Row, records: Sequence[Content]) -> list[DefenseComparison]:
+    """Defenses at equal loss of accuracy, by side."""
+    malicious, left_out = _malicious(grid), grid.get("without", [])
+    titles = {name: attack["title"] for name, attack in grid["attacks"].items()}
+    measured = {row["attack"] for row in _rows(records, "batches")}
+    sides = sides_of(titles, malicious, left_out, measured & {*_informed(grid)})
+    sides.sort(key=lambda side: bool(malicious) and not side.barred)
+    return [one for side in sides if (one := _compared(grid, records, side)) is not None]
 
 
 def _strengths(grid: Row) -> dict[str, list[float]]:

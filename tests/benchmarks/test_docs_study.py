@@ -94,6 +94,18 @@ def test_of_several_defenses_the_best_is_named_with_how_sure_that_is(parts: list
     assert "best in 100 %" in steps
 
 
+def test_defenses_are_ranked_with_and_without_the_new_attack(parts: list[Any]) -> None:
+    assert study.ranking(parts[:-1]) == NOT_MEASURED
+    errors = {"feature_maps": [5e-4, 5e-4], "geiping2020": [0.6, 0.6], "fowl2021": [0.5, 0.5]}
+    others = [part("local_steps", steps, [0.41, 0.41], errors) for steps in (3, 5)]
+    header, *rows = lines(study.ranking([*parts, *others]))
+    assert header == ["points at most", "without exact maps", "with exact maps"]
+    for _, without, whole in rows:
+        assert without.replace("> ", "").startswith("**local steps 0.600**; clipping 0.")
+        assert whole.startswith("**clipping")
+        assert whole.replace("> ", "").endswith("; local steps 0.002")  # that of no defense
+
+
 def test_what_was_measured_again_counts_once(parts: list[Any]) -> None:
     """A part with one training, and later with two and the same attacks."""
     earlier = part("clip", 8, [0.1], {"feature_maps": [0.5, 0.5]}) | {"created": "2026-01-01"}

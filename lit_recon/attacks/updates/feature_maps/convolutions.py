@@ -371,3 +371,11 @@ def hidden_entries(gradient: Tensor) -> Tensor:
     """
     zero = gradient == 0
     return zero & ~zero.all(1, keepdim=True) & ~zero.all(0)
+
+
+def defense_hides(observation: Observation, name: str) -> bool:
+    """Whether the defense is known and hides entries of this tensor of the update."""
+    if observation.defense is None:
+        return False
+    seen = observation.update[name]
+    return not bool(observation.defense.simulate({name: torch.ones_like(seen)}, {name: seen})[name].all())

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lit_recon.attacks.updates.feature_maps.completion import CompletedMatrix, complete
-from lit_recon.attacks.updates.feature_maps.convolutions import Convolution, TokenLayer, hidden_entries
+from lit_recon.attacks.updates.feature_maps.convolutions import Convolution, TokenLayer, defense_hides, hidden_entries
 from lit_recon.attacks.updates.feature_maps.input_map import Passes
 from lit_recon.attacks.updates.gradient_matching.parametrizations import cosines
 from lit_recon.clients import LocalSteps
@@ -327,11 +327,8 @@ def completed_rows(rows: ObservedRows, observation: Observation) -> ObservedRows
 
 def _zeros_by_chance(observation: Observation, layer: Layer, gradient: Tensor) -> float:
     """Number of zeros up to which no entry of the gradient `(channels, c k k)` counts as hidden by a defense."""
-    if observation.defense is not None:
-        seen = {f"{layer.name}.weight": gradient}
-        released = observation.defense.simulate({name: torch.ones_like(value) for name, value in seen.items()}, seen)
-        if all(bool(value.all()) for value in released.values()):
-            return gradient.numel()
+    if observation.defense is not None and not defense_hides(observation, f"{layer.name}.weight"):
+        return gradient.numel()
     rule, _ = one_client(observation.operator)
     if not isinstance(rule, LocalSteps):
         return _CHANCE * gradient.numel()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lit_recon.attacks.updates.feature_maps.convolutions import find_convolutions, find_token_layers
-from lit_recon.attacks.updates.feature_maps.input_map import Passes, centred, passed_images
+from lit_recon.attacks.updates.feature_maps.input_map import Passes, coupled, passed_images
 from lit_recon.attacks.updates.feature_maps.observed_rows import (
     Layer,
     MatchedRows,
@@ -174,7 +174,7 @@ def _without_noise(penalty: PatchPenalty, rows: tuple[ObservedRows, ...], note: 
     completed = [completed_rows(one, observation) for one in chosen]
     if searched := [one for one in completed if one]:
         note += f"; hidden entries of {len(searched)} layers completed"
-    if several and not centred(observation):
+    if several and not coupled(observation):
         pairs = zip(completed, chosen, strict=True)
         known = [one or own.condensed(True) for one, own in pairs if one or own.observed is None]
         # images are told apart and sought one by one where spans are known

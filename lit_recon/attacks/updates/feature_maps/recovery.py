@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, get_args
 
@@ -17,6 +16,7 @@ from lit_recon.attacks.updates.feature_maps.convolutions import (
     PatchProjection,
     PatchSpan,
     covers_everything,
+    defense_hides,
     find_convolutions,
     hidden_entries,
     patch_span,
@@ -26,6 +26,7 @@ from lit_recon.attacks.updates.feature_maps.observed_rows import without_censore
 from lit_recon.attacks.updates.feature_maps.strided import strided_maps
 from lit_recon.errors import ConfigError, UnsupportedModelError
 from lit_recon.records import Observation
+from lit_recon.solving import leading_eigenspace
 
 #: Rows shorter than this, relative to the longest, count as zero.
 _SHORT = 1e-3
@@ -105,69 +106,6 @@ def _parallel(candidates: Tensor, rows: Tensor, tolerance: float) -> Tensor:
 def _sine(one: Tensor, other: Tensor) -> Tensor:
     sine: Tensor = (one - (one @ other) * other).norm()
     return sine
-
-
-class Eigenspace(NamedTuple):
-    """Largest eigenvalues `(k,)`, falling, with eigenvectors as orthonormal rows `(k, d)`."""
-
-    values: Tensor
-    vectors: Tensor
-
-
-def leading_eigenspace(
-    apply: Callable[[Tensor], Tensor],
-    size: int,
-    k: int,
-    depth: int = 30,
-    restarts: int = 6,
-    tolerance: float = 1e-10,
-    seed: int = 0,
-) -> Eigenspace:
-    """The `k` largest eigenvalues of a positive semidefinite operator.
-
-    Args:
-        apply: the operator on rows `(b, d)`.
-        size: `d`.
-        k: number of eigenvalues.
-        depth: applications between two Rayleigh-Ritz steps; `depth * (k + 2)` rows are held.
-        restarts: Rayleigh-Ritz steps at most.
-        tolerance: residual norm of the eigenvectors at which to stop.
-        seed: of the first block.
-
-    >>> values = torch.tensor([3.0, 3.0, 1.0, 0.5, 0.1], dtype=torch.float64)
-    >>> leading_eigenspace(lambda rows: rows * values, 5, 2).values.round(decimals=6)
-    tensor([3., 3.], dtype=torch.float64)
-    """
-    width = min(k + 2, size)
-    generator = torch.Generator().manual_seed(seed)
-    block = _orthonormal(torch.randn(width, size, generator=generator, dtype=torch.float64))
-    for _ in range(restarts):
-        basis, images = block, apply(block)
-        newest = images
-        for _ in range(depth - 1):
-            newest = newest[: size - len(basis)]  # at most `size` directions
-            for _ in range(2):  # twice, because of rounding
-                newest = newest - (newest @ basis.T) @ basis
-                _, lengths, newest = torch.linalg.svd(newest, full_matrices=False)
-                newest = newest[lengths > 1e-10]  # the rest is rounding, the space is exhausted
-            if len(newest) == 0:
-                break
-            basis = torch.cat([basis, newest])
-            newest = apply(newest)
-            images = torch.cat([images, newest])
-        values, weights = torch.linalg.eigh((basis @ images.T + images @ basis.T) / 2)
-        values, weights = values.flip(0)[:width], weights.flip(1)[:, :width]
-        block, moved = weights.T @ basis, weights.T @ images
-        residual = (moved - values[:, None] * block)[:k].norm(dim=1).max()
-        if float(residual) < tolerance:
-            break
-        block = _orthonormal(block)
-    return Eigenspace(values[:k], block[:k])
-
-
-def _orthonormal(rows: Tensor) -> Tensor:
-    columns: Tensor = torch.linalg.qr(rows.T)[0]
-    return columns.T.contiguous()
 
 
 #: Largest mean squared share of a map's patches outside the span for it to count as inside.
@@ -260,12 +198,23 @@ class MapRecovery:
         partly: list[tuple[Convolution, str]] = []
         candidates = self._candidates(observation)
         completes = self.completion == "always" or (self.completion == "several" and n > 1)
-        for i, convolution in enumerate(candidates):
+
+        def full(convolution: Convolution) -> bool:
+            """Whether no singular value is left to show the rank, and the smallest ones spoil the span."""
+            return n * convolution.places == convolution.channels and n > 1
+
+        # separated maps of later layers are followed towards the images; a span would not be
+        for convolution in sorted(candidates, key=lambda one: one.sparse and full(one)):
             reason = unfit(convolution, n)
             if reason is None:
                 gradient = observation.update[f"{convolution.name}.weight"].detach().cpu().double()
-                found = recover_maps(convolution, gradient, n, self.seed)
+                found: RecoveredMaps | str = (
+                    "entries of its gradient are hidden, and it has as many patches as channels"
+                )
+                if not (full(convolution) and defense_hides(observation, f"{convolution.name}.weight")):
+                    found = recover_maps(convolution, gradient, n, self.seed)
                 if isinstance(found, RecoveredMaps):
+                    i = candidates.index(convolution)
                     return _closer(observation, candidates[i - 1], found) if i > 0 and found.separated else found
                 reason = found
                 if completes and hidden_entries(gradient.flatten(1)).any():
@@ -273,7 +222,7 @@ class MapRecovery:
                     continue
             reasons.append((convolution.name, reason))
         completed = []
-        for convolution, reason in partly:
+        for convolution, reason in sorted(partly, key=lambda one: candidates.index(one[0])):
             gradient = observation.update[f"{convolution.name}.weight"].detach().cpu().double()
             centered = observation.operator.batch_norm == "train"
             found = complete_maps(convolution, gradient, gradient != 0, n, centered, self.seed)
@@ -366,7 +315,9 @@ def _maps_in(
     """The maps with all patches in a span, up to a share `largest`, or why there are none."""
     projection = PatchProjection(convolution, span)
     covered = projection.covered
-    space = leading_eigenspace(projection, math.prod(convolution.shape), n_examples + 1, seed=seed)
+    space = leading_eigenspace(
+        projection, math.prod(convolution.shape), n_examples + 1, n_examples, 1 - largest, seed=seed
+    )
     outside, following = (1 - space.values[-2:]).clamp_min(0).tolist()
     # a share below the rounding of double precision is no evidence of a gap
     if outside > largest or following < GAP * max(outside, 1e-12):

@@ -21,6 +21,8 @@ from lit_recon.records import Observation
 
 #: Singular values that are not those of rounding errors in weights, as a multiple of the largest of these.
 _ROUNDED = 2.0
+#: Length of rows, relative to the longest, that stand for no direction; those of rounding have about 1e-3.
+_NOTHING = 0.01
 #: RMSE up to which two images of a batch are the same.
 _REPEATED = 0.05
 
@@ -53,17 +55,25 @@ class SpanRows(LayerRows):
         return cls(rows.layer, basis.to(rows.values), None, patches - centred, centred=centred)
 
     @classmethod
-    def of_some(cls, rows: LayerRows, patches: int, others: Tensor | None = None) -> SpanRows:
-        """The span of rows without hidden entries, for some of its `patches`, less those of `others` `(m, c k k)`."""
-        basis, known = torch.linalg.qr(rows.values.double().T)[0].T, None
+    def of_some(cls, rows: LayerRows, patches: int, centred: int = 0, others: Tensor | None = None) -> SpanRows:
+        """The span of rows without hidden entries, for some of its `patches`, less those of `others` `(m, c k k)`.
+
+        `centred`: number of images that the patches are of, if the span has differences between those of each alone.
+        """
+        exact, known = rows.values.double(), None
+        if centred:  # one direction less than patches: the last one is rounding
+            lengths = exact.norm(dim=1)
+            exact = exact[lengths > _NOTHING * lengths.max()]
+        basis = torch.linalg.qr(exact.T)[0].T
         if others is not None and len(others):
-            known = torch.linalg.qr(rows.seen(others).double().T)[0].T
+            own = rows.seen(others).double()
+            known = torch.linalg.qr((_differences(own, patches // centred) if centred else own).T)[0].T
             rest = basis - (basis @ known.T) @ known
             # the directions of the patches of others vanish, but for their errors
             basis = torch.linalg.svd(rest, full_matrices=False)[2][: max(patches, len(basis) - len(known))]
             known = known.contiguous().to(rows.values)
         values = basis.contiguous().to(rows.values)
-        return cls(rows.layer, values, None, patches, rows.columns, known=known)
+        return cls(rows.layer, values, None, patches - centred, rows.columns, centred, known)
 
     @property
     def count(self) -> int:
@@ -85,8 +95,7 @@ class SpanRows(LayerRows):
         """
         patches = self.seen(patches)
         if self.centred:
-            groups = patches.view(self.centred, -1, patches.shape[1])
-            patches = (groups - groups.mean(1, keepdim=True))[:, :-1].flatten(0, 1)
+            patches = _differences(patches, len(patches) // self.centred)
         with torch.no_grad():
             exact = patches.double()
             gram = exact @ exact.T
@@ -101,22 +110,38 @@ class SpanRows(LayerRows):
         return residual
 
     def shares(self, patches: Tensor) -> Tensor:
-        """Shares `(n,)` of the squares of patches `(n m, c k k)` of `n` images that are outside of the span."""
-        own = self.seen(patches)
+        """Shares `(n,)` of the squares of patches `(n m, c k k)` of `n` images that are outside of the span.
+
+        Where it has differences, of those between the patches of each image and their mean.
+        """
+        own = self.seen(patches).unflatten(0, (-1, self.patches + self.centred))
+        own = own - own.mean(1, keepdim=True) if self.centred else own
         outside = own - (own @ self.values.T) @ self.values
-        left, whole = (one.unflatten(0, (-1, self.patches)).square().sum((1, 2)) for one in (outside, own))
+        left, whole = (one.square().sum((1, 2)) for one in (outside, own))
         shares: Tensor = left / whole.clamp_min(torch.finfo(own.dtype).tiny)
         return shares
 
 
-def for_some(searched: MatchedRows[LayerRows], n: int, others: Tensor | None = None) -> MatchedRows[SpanRows]:
-    """A search for `n` images of the batch by themselves, as others `(m, c, h, w)` are known."""
+def _differences(patches: Tensor, size: int) -> Tensor:
+    """Patches less the mean of their group of `size`; without the last of each group, which follows from the others."""
+    groups = patches.unflatten(0, (-1, size))
+    differences: Tensor = (groups - groups.mean(1, keepdim=True))[:, :-1].flatten(0, 1)
+    return differences
+
+
+def for_some(
+    searched: MatchedRows[LayerRows], n: int, centred: bool, others: Tensor | None = None
+) -> MatchedRows[SpanRows]:
+    """A search for `n` images of the batch by themselves, as others `(m, c, h, w)` are known.
+
+    `centred`: statistics of the batch take the mean patch out of the span; differences of each image stay in it.
+    """
     patches: list[Tensor] | list[None] = [None] * len(searched.rows)
     if others is not None and len(others):
         with torch.no_grad():
             patches = MatchedRows(searched.rows, searched.passes.of(len(others))).patches(others)
     pairs = zip(searched.rows, patches, strict=True)
-    rows = [SpanRows.of_some(one, one.layer.places * n, own) for one, own in pairs]
+    rows = [SpanRows.of_some(one, one.layer.places * n, n if centred else 0, own) for one, own in pairs]
     return MatchedRows(tuple(rows), searched.passes.of(n))
 
 
@@ -127,12 +152,16 @@ def outside_shares(searched: MatchedRows[SpanRows], images: Tensor) -> Tensor:
     return torch.stack(shares).mean(0)
 
 
-def misplaced_images(searched: MatchedRows[LayerRows], images: Tensor, centred: bool, most: float) -> Tensor:
-    """Images `(n,)` with more than a share of their patches outside the known spans of rows, and repeated ones."""
+def misplaced_images(searched: MatchedRows[LayerRows], images: Tensor, centred: int, most: float) -> Tensor:
+    """Images `(n,)` with more than a share of their patches outside the known spans of rows, and repeated ones.
+
+    `centred`: statistics of the batch take the mean patch out of the span, that of so many groups; 0: they do not.
+    """
     with torch.no_grad():
         patches = searched.patches(images)
-    if centred:  # statistics of the batch take the mean patch out of the span
-        patches = [own - own.mean(0) for own in patches]
+    if centred:
+        groups = [own.unflatten(0, (centred, -1)) for own in patches]
+        patches = [(own - own.mean(1, keepdim=True)).flatten(0, 1) for own in groups]
     pairs = [(one, own) for one, own in zip(searched.rows, patches, strict=True) if one.observed is None]
     shares = [one.outside(own).view(len(images), -1).mean(1) for one, own in pairs]
     misplaced = torch.stack(shares).mean(0) > most

@@ -8,8 +8,10 @@ single images and from its head; here the start is a whole batch's maps of an in
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +21,7 @@ from lit_recon.attacks.updates.feature_maps.equations import WRONG_ZEROS, Group,
 from lit_recon.attacks.updates.feature_maps.recovery import RecoveredMaps
 from lit_recon.attacks.updates.labels.head import find_head, order_labels
 from lit_recon.clients.gradient import PureBatchNorm, pure_copy
+from lit_recon.defenses.base import Stage
 from lit_recon.records import Observation
 from lit_recon.solving import least_squares
 
@@ -40,6 +43,7 @@ class PinnedNetwork:
 
     Attributes:
         given: maps `(n, c, h, w)` by the name of the convolution.
+        skipped: convolutions whose outputs are zeros like those of the last forward pass: maps overwrite what follows.
         inputs, outputs: of all plain convolutions in the last forward pass.
         norms: names of the norms of their outputs, by convolution, of those with statistics of the batch or example.
         normed: outputs of these norms in the last forward pass, by convolution.
@@ -52,6 +56,7 @@ class PinnedNetwork:
         self._public = {name: v.cpu().double() if v.is_floating_point() else v.cpu() for name, v in public.items()}
         self._loss = observation.loss
         self.given: dict[str, Tensor] = {}
+        self.skipped: set[str] = set()
         self.inputs: dict[str, Tensor] = {}
         self.outputs: dict[str, Tensor] = {}
         self.norms: dict[str, str] = {}
@@ -61,6 +66,7 @@ class PinnedNetwork:
         self.images = torch.rand(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         for name in self.convolutions:
             layer = self._model.get_submodule(name)
+            layer.forward = partial(self._convolve, name, layer.forward)
             layer.register_forward_pre_hook(lambda _, given, name=name: self._enter(name, given[0]))
             layer.register_forward_hook(lambda _, given, returned, name=name: self.outputs.__setitem__(name, returned))
         for name, module in self._model.named_modules():
@@ -71,6 +77,9 @@ class PinnedNetwork:
         if name in self.given:
             given.data.copy_(self.given[name])
         self.inputs[name] = given
+
+    def _convolve(self, name: str, forward: Callable[[Tensor], Tensor], given: Tensor) -> Tensor:
+        return given.new_zeros(self.outputs[name].shape) if name in self.skipped else forward(given)
 
     def _leave(self, norm: str, given: Tensor, returned: Tensor) -> None:
         for name, outputs in self.outputs.items():
@@ -151,10 +160,21 @@ def without_scatter(directions: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(directions > 1.5 * scatter, directions, torch.zeros_like(directions)), doubtful
 
 
+class MeasuredMaps(NamedTuple):
+    """Maps `(n, c, h, w)` with their norms, labels `(n,)` in the same order, and the factor that scales the update."""
+
+    maps: Tensor
+    labels: Tensor
+    scale: float
+
+
 def measured_maps(
     observation: Observation, network: PinnedNetwork, layer: str, directions: Tensor, labels: Tensor
-) -> tuple[Tensor, Tensor] | None:
+) -> MeasuredMaps | None:
     """Maps with their norms, and labels in the same order, such that the head has its observed gradient.
+
+    Clipping scales the whole update: its factor is a further unknown where the defense is known to change updates, and
+    where no norms explain the gradient without one.
 
     Args:
         observation: of the victim.
@@ -164,7 +184,7 @@ def measured_maps(
         labels: of the batch, in any order.
 
     Returns:
-        Maps and labels; None if no norms explain the gradient.
+        None if no norms explain the gradient.
     """
     from scipy.optimize import least_squares
 
@@ -181,29 +201,43 @@ def measured_maps(
             probabilities = network().softmax(dim=1)
         return order_labels(received[-1], probabilities, target, labels)
 
+    def misfit(order: Tensor, scaled: bool) -> tuple[Tensor, float]:
+        gradient = network.head_gradient(weight, order)
+        scale = float((gradient * target).sum() / gradient.square().sum()) if scaled else 1.0
+        return (scale * gradient - target) / target.norm(), scale
+
     with torch.no_grad():
         network.given = {}
         network()
     usual = float(network.inputs[layer].flatten(1).norm(dim=1).median().log())
-    trials = []
-    for factor in torch.linspace(-1.5, 1.5, 9, dtype=torch.float64).tolist():
-        logs = torch.full((n,), usual + factor, dtype=torch.float64)
-        place(logs)
-        order = assigned()
-        trials.append((float((network.head_gradient(weight, order) - target).norm()), logs, order))
-    _, logs, order = min(trials, key=lambda trial: trial[0])
-    for _ in range(3):
-
-        def residual(logs: Any, order: Tensor = order) -> Any:
+    names = list(network.inputs)
+    network.skipped = set(names[: names.index(layer)])
+    changed = observation.defense is not None and Stage.UPDATE in observation.defense.stages
+    for scaled in (changed, not changed):
+        trials = []
+        for factor in torch.linspace(-1.5, 1.5, 9, dtype=torch.float64).tolist():
+            logs = torch.full((n,), usual + factor, dtype=torch.float64)
             place(logs)
-            return ((network.head_gradient(weight, order) - target) / target.norm()).flatten().numpy()
+            order = assigned()
+            trials.append((float(misfit(order, scaled)[0].norm()), logs, order))
+        _, logs, order = min(trials, key=lambda trial: trial[0])
+        for _ in range(3):
 
-        found = least_squares(residual, logs, method="trf", xtol=1e-12, ftol=1e-12, gtol=1e-12, max_nfev=20)
-        logs = torch.as_tensor(found.x)
-        maps, previous = place(logs), order
-        order = assigned()
-        if torch.equal(order, previous):
-            return (maps, order) if (2 * found.cost) ** 0.5 < _SCALED else None
+            def residual(logs: Any, order: Tensor = order, scaled: bool = scaled) -> Any:
+                place(logs)
+                return misfit(order, scaled)[0].flatten().numpy()
+
+            found = least_squares(residual, logs, method="trf", xtol=1e-12, ftol=1e-12, gtol=1e-12, max_nfev=20)
+            logs = torch.as_tensor(found.x)
+            maps, previous = place(logs), order
+            order = assigned()
+            if torch.equal(order, previous):
+                left, scale = misfit(order, scaled)
+                if float(left.norm()) < _SCALED and scale > 0:
+                    network.skipped = set()
+                    return MeasuredMaps(maps, order, scale)
+                break
+    network.skipped = set()
     return None
 
 
@@ -223,7 +257,9 @@ def follow_upstream(
     measured = measured_maps(observation, network, layer, directions, labels)
     if measured is None:
         return f"no norms of the maps of {layer} explain the head's gradient"
-    known = KnownMaps({layer: measured[0]}, {layer: start.outside**0.5}, measured[1])
+    known = KnownMaps({layer: measured.maps}, {layer: start.outside**0.5}, measured.labels)
+    update = {name: value / measured.scale for name, value in observation.update.items()}
+    observation = replace(observation, update=update)
     with torch.no_grad():
         network.given = {layer: known.maps[layer]}
         network()

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from lit_recon.attacks.updates.feature_maps.convolutions import Convolution, patch_span
 from lit_recon.attacks.updates.feature_maps.equations import _factor
-from lit_recon.attacks.updates.feature_maps.recovery import _sharpened, leading_eigenspace
+from lit_recon.attacks.updates.feature_maps.recovery import _sharpened
+from lit_recon.solving import leading_eigenspace
 
 
 @pytest.mark.parametrize(("size", "determined"), [(1e-5, True), (1e-8, False)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import pytest
@@ -72,6 +73,18 @@ def test_the_layer_nearest_to_the_image_is_taken(photographs: Tensor) -> None:
     assert MapRecovery()(observed(photographs[:5])).convolution.name == "trunk.blocks.6.conv1"
     # without fixed statistics nobody knows what stands behind that kernel
     assert MapRecovery()(observed(photographs[:5], mode="train")).convolution.name == "trunk.blocks.6.conv2"
+
+
+def test_a_layer_with_as_many_patches_as_channels_comes_last(photographs: Tensor) -> None:
+    model = backbone(width=32)
+    assert MapRecovery()(observed(photographs[:2], model)).convolution.name == "trunk.blocks.6.conv1"
+    third = ["trunk.blocks.5.conv1", "trunk.blocks.5.conv2"]
+    assert MapRecovery(third)(observed(photographs[:2], model)).convolution.name == third[0]
+    # with hidden entries its rank shows nothing
+    pruned = observed(photographs[:2], model, defense=GradientPruning(0.5))
+    pruned = replace(pruned, defense=GradientPruning(0.5), knowledge=Knowledge(defense=True))
+    with pytest.raises(UnsupportedModelError, match="entries of its gradient are hidden, and it has as many patches"):
+        MapRecovery(third, completion="never")(pruned)
 
 
 def test_a_layer_can_be_asked_for(photographs: Tensor) -> None:

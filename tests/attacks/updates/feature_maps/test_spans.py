@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -11,10 +14,12 @@ from lit_recon.attacks.updates.feature_maps import input_map, patch_penalty
 from lit_recon.attacks.updates.feature_maps.patch_penalty import PatchPenalty
 from lit_recon.attacks.updates.feature_maps.spans import for_some, misplaced_images, outside_shares
 from lit_recon.attacks.updates.gradient_matching.further import StartsSoFar
+from lit_recon.clients import Client
 from lit_recon.defenses import GradientDropout
-from lit_recon.records import Observation, Reconstruction
+from lit_recon.records import Knowledge, Observation, Reconstruction
 from tests.attacks.updates.feature_maps.patch_victims import attack, victim
 from tests.attacks.updates.feature_maps.test_further import smoothly
+from tests.attacks.updates.feature_maps.test_recovery import backbone
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +60,7 @@ def test_shares_are_those_of_an_independent_projection(seen: Observation, penalt
 
 
 def test_shares_are_differentiable(seen: Observation, truth: Tensor) -> None:
-    alone = for_some(PatchMatching().prepare(seen).searched, 1)
+    alone = for_some(PatchMatching().prepare(seen).searched, 1, False)
     for inputs in alone.passes._inputs:
         vars(inputs).update(vars(inputs.doubled()))
     start = (0.9 * truth + 0.05).double().requires_grad_()
@@ -69,7 +74,7 @@ def test_shares_are_differentiable(seen: Observation, truth: Tensor) -> None:
 
 
 def test_known_images_are_taken_out(penalty: PatchPenalty, truth: Tensor) -> None:
-    rest = for_some(penalty.searched, 1, truth[:1])
+    rest = for_some(penalty.searched, 1, False, truth[:1])
     [row] = rest.rows
     assert row.known is not None
     assert len(row.values) == 16
@@ -77,7 +82,7 @@ def test_known_images_are_taken_out(penalty: PatchPenalty, truth: Tensor) -> Non
     # of the missing image nothing is outside of what is left; the image that is known is of no use
     assert rest.left(truth[1:]) < 1e-4
     assert rest.left(truth[:1]) > 0.1
-    both = for_some(penalty.searched, 2)
+    both = for_some(penalty.searched, 2, False)
     assert both.left(truth) < 1e-4 < 0.05 < both.left(torch.cat([truth[:1], truth[:1] + 0.01]))
 
 
@@ -87,7 +92,68 @@ def test_misplaced_images_are_outside_or_repeated(penalty: PatchPenalty, truth: 
         (torch.cat([truth[:1], truth[:1] + 0.01]), [False, True]),
         (torch.cat([truth[:1], truth[1:].flip(3)]), [False, True]),
     ):
-        assert misplaced_images(penalty.searched, images, False, 2e-3).tolist() == expected
+        assert misplaced_images(penalty.searched, images, 0, 2e-3).tolist() == expected
+
+
+@pytest.fixture(scope="module")
+def informed(truth: Tensor) -> Observation:
+    """Behind statistics of the batch that the attacker knows."""
+    return victim(truth, None, mode="train", knowledge=Knowledge(batch_norm="batch"))
+
+
+def test_known_statistics_leave_differences_of_every_image_in_the_span(informed: Observation, truth: Tensor) -> None:
+    norm = informed.model.trunk.layers[1]
+    reached: list[Tensor] = []
+    handle = norm.register_forward_pre_hook(lambda _, given: reached.append(given[0]))
+    with torch.no_grad():
+        informed.model(truth)
+    handle.remove()
+    model = copy.deepcopy(informed.model)
+    model.trunk.layers[1].running_mean.copy_(reached[0].mean((0, 2, 3)))
+    model.trunk.layers[1].running_var.copy_(reached[0].var((0, 2, 3), unbiased=False))
+    fixed = replace(informed, model=model)
+    # no norm stands behind this convolution, so that its gradient has all directions
+    basis = torch.linalg.svd(unfolded(fixed, truth).flatten(0, 1), full_matrices=False)[2]
+    other = torch.cat([truth[:1], truth[1:].flip(3)])
+    moved = unfolded(fixed, other)
+    moved = moved - moved.mean(1, keepdim=True)
+    expected = (moved - moved @ basis.T @ basis).square().sum((1, 2)) / moved.square().sum((1, 2))
+    penalty = PatchMatching().prepare(informed)
+    assert penalty.separable
+    found = outside_shares(penalty.alone, other)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-3, atol=1e-6)
+    assert float(found[0]) < 1e-5 < 1e-3 < float(found[1])
+    rest = for_some(penalty.searched, 1, True, truth[:1])
+    assert rest.left(truth[1:]) < 1e-3 < 0.1 < rest.left(truth[:1])
+    # a wrong image moves the mean of the batch, but not that of the others
+    assert penalty.misplaced(Reconstruction(other, torch.arange(2), 0.0)).tolist() == [False, True]  # type: ignore[union-attr]
+    certified, _, notes = penalty.certificate(other, torch.arange(2))
+    assert certified is not None
+    assert certified.tolist() == [True, False], notes
+
+
+def test_behind_a_norm_with_known_statistics_one_direction_is_missing(photographs: Tensor) -> None:
+    images, model = photographs[1:3], backbone()
+    seen = Client(model, "train").observe(images, torch.arange(2), Knowledge(batch_norm="batch"))
+    penalty = PatchMatching().prepare(seen)
+    places = [one.layer.places for one in penalty.searched.rows]
+    spans = for_some(penalty.searched, 1, True).rows
+    assert [len(one.values) for one in spans] == [2 * own - 1 for own in places]
+    other = torch.cat([images[:1], images[1:].flip(3)])
+    left = outside_shares(for_some(penalty.searched, 1, True), other)
+    assert float(left[0]) < 1e-6 < 0.01 < float(left[1])
+    # with its mean, a patch is not inside
+    whole = for_some(penalty.searched, 1, False)
+    assert float(outside_shares(whole, images)[0]) > 1e-3  # measured 8e-3
+
+
+def test_images_with_known_statistics_are_sought_one_by_one(informed: Observation, truth: Tensor) -> None:
+    found = attack(steps=8, further=2)(informed)
+    assert found.certified is not None
+    assert found.certified.tolist() == [True, True], found.notes
+    assert any("each by itself" in note for note in found.notes)
+    order = (found.images[:, None] - truth[None]).square().mean((2, 3, 4)).argmin(1)
+    assert float((found.images - truth[order]).square().mean().sqrt()) < 0.01
 
 
 def test_single_images_are_certified_by_themselves(seen: Observation, penalty: PatchPenalty, truth: Tensor) -> None:

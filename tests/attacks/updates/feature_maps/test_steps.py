@@ -12,7 +12,8 @@ from lit_recon.attacks.updates.feature_maps.convolutions import (
     covers_everything,
     patch_span,
 )
-from lit_recon.attacks.updates.feature_maps.recovery import leading_eigenspace, separate
+from lit_recon.attacks.updates.feature_maps.recovery import separate
+from lit_recon.solving import leading_eigenspace
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -63,6 +64,41 @@ def test_eigenspace_against_a_dense_solver() -> None:
     outside = found.vectors[:5] - found.vectors[:5] @ basis[:, :5] @ basis[:, :5].T
     assert float(outside.norm()) < 1e-6
     torch.testing.assert_close(found.vectors @ found.vectors.T, torch.eye(6, dtype=torch.float64))
+
+
+def test_eigenvectors_that_are_not_asked_for_need_not_converge() -> None:
+    basis = torch.linalg.qr(torch.randn(300, 300, generator=generator(), dtype=torch.float64))[0]
+    values = torch.cat([torch.ones(3), 0.9 - torch.linspace(0, 0.9, 297)]).double()
+    matrix, counts = basis * values @ basis.T, []
+    for exact in (None, 3):
+        applied: list[int] = []
+
+        def apply(rows: torch.Tensor, applied: list[int] = applied) -> torch.Tensor:
+            applied.append(len(rows))
+            return rows @ matrix
+
+        found = leading_eigenspace(apply, 300, 4, exact, depth=8, restarts=20)
+        torch.testing.assert_close(found.values, values[:4], rtol=0, atol=1e-3)
+        outside = found.vectors[:3] - found.vectors[:3] @ basis[:, :3] @ basis[:, :3].T
+        assert float(outside.norm()) < 1e-8
+        counts.append(sum(applied))
+    assert counts[1] < 0.7 * counts[0]
+
+
+def test_eigenvalues_that_are_too_small_are_not_refined() -> None:
+    basis = torch.linalg.qr(torch.randn(300, 300, generator=generator(), dtype=torch.float64))[0]
+    values = torch.linspace(0.9, 0, 300).double()
+    matrix, applied = basis * values @ basis.T, []
+
+    def apply(rows: torch.Tensor) -> torch.Tensor:
+        applied.append(len(rows))
+        return rows @ matrix
+
+    for least, ends in ((0.99, True), (0.8, False)):
+        applied.clear()
+        found = leading_eigenspace(apply, 300, 4, 3, least, depth=8, restarts=20)
+        assert (len(applied) == 8) == ends
+        assert float(found.values[0]) < 0.9 + 1e-9
 
 
 @pytest.mark.parametrize("n", [1, 3, 6])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -18,7 +19,8 @@ from lit_recon.attacks.updates.feature_maps.matching import nearest_maps as near
 from lit_recon.attacks.updates.feature_maps.recovery import RecoveredMaps
 from lit_recon.attacks.updates.feature_maps.upstream import KnownMaps, PinnedNetwork, _Behind, _solved, measured_maps
 from lit_recon.clients import Client, LocalSteps
-from lit_recon.records import BatchNormMode, Observation
+from lit_recon.defenses import GradientClipping
+from lit_recon.records import BatchNormMode, Knowledge, Observation
 from tests.attacks.updates.feature_maps.test_recovery import backbone, observed
 
 
@@ -107,6 +109,41 @@ def test_labels_come_in_the_order_of_the_maps() -> None:
     assert found is not None
     assert found[1].tolist() == [2, 0, 1]
     assert float((found[0] - truth).norm() / truth.norm()) < 1e-5  # measured 4e-7
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_the_scale_of_a_clipped_update_is_found(photographs: Tensor, told: bool) -> None:
+    whole = observed(photographs[1:3])
+    size = sum(float(value.square().sum()) for value in whole.update.values()) ** 0.5
+    seen = observed(photographs[1:3], defense=GradientClipping(0.3 * size))
+    if told:
+        seen = replace(seen, defense=GradientClipping(0.3 * size), knowledge=Knowledge(defense=True))
+    found = nearest_maps(seen, torch.tensor([1, 0]))
+    assert isinstance(found, KnownMaps)
+    assert len(found.maps) > 2, found.stopped
+    truth = true_inputs(seen, photographs[1:3])
+    order = found.labels.tolist()
+    for name, maps in found.maps.items():
+        error = float((maps - truth[name][order]).norm() / truth[name].norm())
+        assert error < 1e-4, name
+    layer = next(iter(found.maps))
+    directions = found.maps[layer] / found.maps[layer].flatten(1).norm(dim=1).view(-1, 1, 1, 1)
+    measured = measured_maps(seen, PinnedNetwork(seen), layer, directions, torch.tensor([0, 1]))
+    assert measured is not None
+    assert measured.scale == pytest.approx(0.3, rel=1e-4)
+
+
+def test_convolutions_before_given_maps_can_be_skipped(photographs: Tensor) -> None:
+    seen = observed(photographs[:2])
+    network, layer, labels = PinnedNetwork(seen), "trunk.blocks.5.conv1", torch.arange(2)
+    network.given = {layer: true_inputs(seen, photographs[:2])[layer]}
+    logits, gradient = network().detach(), network.head_gradient("head.weight", labels)
+    names = list(network.inputs)
+    network.skipped = set(names[: names.index(layer)])
+    assert torch.equal(network().detach(), logits)
+    assert torch.equal(network.head_gradient("head.weight", labels), gradient)
+    assert not any(network.outputs[name].any() for name in network.skipped)
+    assert network.outputs[layer].any()
 
 
 @pytest.mark.parametrize("norm", ["batch", "group"])

@@ -87,7 +87,9 @@ def attacks(records: Sequence[Content]) -> str:
     cells = [row for row in _rows(records, "evaluation") if "nearest_public_rmse" in row]
     nearest, mean = (shown(_mean(cells, f"{name}_rmse")) for name in ("nearest_public", "mean_image"))
     start = f"Of {cells[0]['n']:g} images; the nearest public image has {nearest}, the mean image {mean}:"
-    return f"{start}\n\n{markdown(['defense', *titles, 'accuracy', 'training loss'], rows)}"
+    hours = sum(row_of(record).get("cpu_seconds", 0.0) for record in records) / 3600
+    spent = f"All parts together, also those measured again, took {shown(hours, '.0f')} processor hours."
+    return f"{start}\n\n{markdown(['defense', *titles, 'accuracy', 'training loss'], rows)}\n\n{spent}"
 
 
 @table("liu2025_tuned", "all liu2025_tuned**")

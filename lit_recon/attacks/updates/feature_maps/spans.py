@@ -66,8 +66,7 @@ class SpanRows(LayerRows):
             exact = exact[lengths > _NOTHING * lengths.max()]
         basis = torch.linalg.qr(exact.T)[0].T
         if others is not None and len(others):
-            own = rows.seen(others).double()
-            known = torch.linalg.qr((_differences(own, patches // centred) if centred else own).T)[0].T
+            known = torch.linalg.qr(rows.seen(others).double().T)[0].T
             rest = basis - (basis @ known.T) @ known
             # the directions of the patches of others vanish, but for their errors
             basis = torch.linalg.svd(rest, full_matrices=False)[2][: max(patches, len(basis) - len(known))]

@@ -310,7 +310,11 @@ def test_images_whose_contrast_known_statistics_tell_are_certified(images: Tenso
         assert paler is not None
         assert not paler.any()
         # images of a batch are judged one by one
-        why = "image 2: not certified: with another brightness or contrast" if len(given) > 1 else "not certified: patches"
+        why = (
+            "image 2: not certified: with another brightness or contrast"
+            if len(given) > 1
+            else "not certified: patches"
+        )
         assert notes[-1].startswith(why)
 
 

@@ -142,6 +142,8 @@ def test_behind_a_norm_with_known_statistics_one_direction_is_missing(photograph
     other = torch.cat([images[:1], images[1:].flip(3)])
     left = outside_shares(for_some(penalty.searched, 1, True), other)
     assert float(left[0]) < 1e-6 < 0.01 < float(left[1])
+    rest = for_some(penalty.searched, 1, True, images[:1])
+    assert rest.left(images[1:]) < 1e-4 < 0.1 < rest.left(images[:1])
     # with its mean, a patch is not inside
     whole = for_some(penalty.searched, 1, False)
     assert float(outside_shares(whole, images)[0]) > 1e-3  # measured 8e-3

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from lit_recon.attacks.updates.feature_maps.convolutions import defense_hides
 from lit_recon.attacks.updates.feature_maps.input_map import (
     InputMap,
     concatenated,
@@ -356,8 +357,7 @@ class MapMatching:
         """Recover a victim's maps.
 
         Raises:
-            UnsupportedModelError: see `MapRecovery`; no linear head, needed to assign labels to images; or a single
-                image behind known noise that these maps show.
+            UnsupportedModelError: see `MapRecovery`; no linear head for labels; or a defense is known to distort maps.
             ThreatModelError: several images and another loss than the cross-entropy.
         """
         if observation.n_examples > 1:
@@ -366,15 +366,15 @@ class MapMatching:
         found = self.recovery(observation)
         if found.completion is not None:
             return self._completed(observation, found)
+        name, left = found.convolution.name, f"{found.outside:.1g} of their patches outside its row space"
+        if found.outside > ANGLE and defense_hides(observation, f"{name}.weight"):
+            raise UnsupportedModelError(f"hidden entries distort the maps of {name}, {left}: the others tell more")
         if len(found.maps) == 1 and found.outside > _CLEAN:
             noise, given = noise_of(observation, exact=False)
             if given and noise is not None:
-                raise UnsupportedModelError(
-                    f"noise of known standard deviation {noise.std:.3g} leaves {found.outside:.1g} of the patches of "
-                    f"{found.convolution.name} outside its row space: all layers together tell more of a single image"
-                )
+                by = f"noise of known standard deviation {noise.std:.3g} distorts the map of {name}"
+                raise UnsupportedModelError(f"{by}, {left}: all layers together tell more of it")
         what = "maps" if found.separated else "directions that span the maps"
-        name, left = found.convolution.name, f"{found.outside:.1g} of their patches outside its row space"
         note = f"{len(found.maps)} {what} recovered from the gradient of {name}: {left}, next {found.next_outside:.1g}"
         seen = InputMap(observation, name, observation.operator.batch_norm)
         return FeatureMapPenalty(observation, found, found.maps.flatten(1), None, seen, self.weight, (note,))

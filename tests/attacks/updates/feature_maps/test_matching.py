@@ -16,12 +16,13 @@ from lit_recon.attacks.updates import (
     FeaturesOnly,
     GradientMatching,
     MapMatching,
+    MapRecovery,
     Pixels,
     TotalVariation,
 )
 from lit_recon.attacks.updates.feature_maps.matching import InputMap, arranged_labels
 from lit_recon.clients import Client
-from lit_recon.defenses import GaussianNoise, GradientDropout
+from lit_recon.defenses import GaussianNoise, GradientDropout, GradientPruning
 from lit_recon.errors import ConfigError, UnsupportedModelError
 from lit_recon.models import Backbone, Trunk
 from lit_recon.records import Knowledge, Normalization, Observation, Reconstruction
@@ -238,7 +239,29 @@ def test_maps_of_one_layer_make_way_where_known_noise_shows(photographs: Tensor)
             photographs[:n], labels[:n], Knowledge(defense=known), torch.Generator().manual_seed(0)
         )
         if refused:
-            with pytest.raises(UnsupportedModelError, match="noise of known standard deviation 1e-06 leaves"):
+            with pytest.raises(UnsupportedModelError, match="noise of known standard deviation 1e-06 distorts"):
                 MapMatching().prepare(seen)
         else:
             assert len(MapMatching().prepare(seen).maps) == n
+
+
+def test_maps_make_way_where_hidden_entries_distort_them(photographs: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    exact = MapRecovery()
+    for share, known, outside, refused in [
+        (0.01, True, 2e-5, True),
+        (0.01, True, 5e-6, False),
+        (0.0, True, 2e-5, False),
+        (0.01, False, 2e-5, False),
+    ]:
+        defense = GradientPruning(share)
+        seen = Client(backbone(), "eval", defense).observe(
+            photographs[:1], torch.zeros(1, dtype=torch.int64), Knowledge(defense=known)
+        )
+        found = replace(exact(observed(photographs[:1])), outside=outside)
+        penalty = MapMatching()
+        monkeypatch.setattr(penalty, "recovery", lambda _, found=found: found)
+        if refused:
+            with pytest.raises(UnsupportedModelError, match="hidden entries distort the maps of .*, 2e-05 of their"):
+                penalty.prepare(seen)
+        else:
+            assert len(penalty.prepare(seen).maps) == 1

@@ -1,4 +1,4 @@
-"""Compare the measured numbers of README.md and docs/*.md with the records, or write them anew.
+"""Compare the measured numbers and plots of README.md and docs/ with the records, or write them anew.
 
 python -m benchmarks.docs [--write]
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 
-from benchmarks.docs import examine_pages
+from benchmarks.docs import examine_pages, pictures
 from benchmarks.docs.figures import Figures
 from benchmarks.record import ROOT
 
@@ -24,6 +24,10 @@ def main() -> int:
             if page.text != page.found:
                 page.path.write_text(page.text, encoding="utf-8")
         pages = examine_pages(figures)
+        pictures.write(figures)
+    old = pictures.outdated(figures)
+    for name in old:
+        print(f"docs/images/{name}: of other records than those in benchmarks/results; run with --write")
     for page in pages:
         for line, message in page.problems:
             print(f"{page.path.relative_to(ROOT)}:{line}: {message}")
@@ -31,7 +35,7 @@ def main() -> int:
     print(f"{sum(page.checked for page in pages)} numbers checked against records", end=", ")
     print(f"{sum(page.quoted for page in pages)} marked as a publication's")
     print(f"{len(unmeasured)} tables not measured with the present code: {', '.join(unmeasured) or 'none'}")
-    return int(any(page.problems for page in pages))
+    return int(any(page.problems for page in pages) or bool(old))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -13,6 +14,7 @@ from benchmarks.docs.updates import title_of
 from lit_recon.experiments.evaluate.comparison import DefenseComparison, Side, sides_of
 from lit_recon.experiments.evaluate.conclusion import GridNames, conclude, has_result, missing
 from lit_recon.experiments.evaluate.equal_utility import Protection, compare, strengths_of
+from lit_recon.reporting.plots import COLOURS, MARKS, Plot, Series
 
 Row = Mapping[str, Any]
 
@@ -185,8 +187,73 @@ def ranking(records: Sequence[Content]) -> str:
             ranked = [f"{titles[name]} {'> ' * own.ends}{shown(own.value)}" for name, own in order]
             cells.append("; ".join([f"**{ranked[0]}**", *ranked[1:]]))
         rows.append([f"{100 * limit:g}", *cells])
-    new = " and ".join(grid["attacks"][name]["title"] for name in grid["without"])
+    new = _titles(grid, grid["without"])
     return markdown(["points at most", f"without {new}", f"with {new}"], rows)
+
+
+def price_plots(records: Sequence[Content]) -> list[Plot]:
+    """Accuracy lost against RMSE of the strongest attack of honest servers on single images, without and with new ones.
+
+    The dashed line joins the points that no other one beats in both respects. Bars are standard errors: of batches, and
+    of trainings where there are several.
+    """
+    grid = configuration(f"evaluate/{_GRID}.yaml")
+    new = [*grid["without"]]
+    sides = {
+        f"without {_titles(grid, new)}": {*_malicious(grid), *new},
+        f"with {_titles(grid, new)}": {*_malicious(grid)},
+    }
+    cells = [row for row in _rows(records, "evaluation") if "nearest_public_rmse" in row]
+    levels = {"nearest public image": _mean(cells, "nearest_public_rmse")}
+    return [
+        Plot(
+            f"honest servers, {title}",
+            x_label="accuracy lost, in percentage points",
+            y_label="RMSE of the strongest attack (higher: protects better)",
+            series=_price_series(grid, records, barred),
+            levels=levels,
+        )
+        for title, barred in sides.items()
+    ]
+
+
+def _price_series(grid: Row, records: Sequence[Content], barred: set[str]) -> list[Series]:
+    batches = [row for row in select(_rows(records, "batches"), batch_size=1) if row["attack"] not in barred]
+    known = strengths_of(_strengths(grid), _rows(records, "utility"), batches, sign=1)
+    series, points = [], []
+    for number, (name, strengths) in enumerate(known.items()):
+        # the first point is no defense
+        own = [(100 * statistics.mean(one.losses), one.strongest, one) for one in strengths if one.value is not None]
+        points += [(loss, value) for loss, value, _ in own]
+        style = "-", MARKS[number % len(MARKS)], COLOURS[number % len(COLOURS)], 0.9
+        bars = [_error(min(one.scores.values(), key=statistics.mean)) for *_, one in own]
+        series.append(
+            Series(
+                grid["defenses"][name]["title"],
+                [loss for loss, *_ in own],
+                [value for _, value, _ in own],
+                *style,
+                bars,
+                [f"{one.value:g}" for *_, one in own],
+                x_errors=[100 * _error(one.losses) for *_, one in own],
+            )
+        )
+    front: list[tuple[float, float]] = []
+    for loss, value in sorted(points, key=lambda point: (point[0], -point[1])):
+        if not front or value > front[-1][1]:
+            front.append((loss, value))
+    # a line that rises at each point only
+    xs, ys = ([point[i] for point in front for _ in range(2)] for i in (0, 1))
+    return [*series, Series("Pareto front", xs[1:], ys[:-1], "--")]
+
+
+def _error(values: Sequence[float]) -> float:
+    """Standard error of a mean; NaN of a single value."""
+    return statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else math.nan
+
+
+def _titles(grid: Row, attacks: Sequence[str]) -> str:
+    return " and ".join(grid["attacks"][name]["title"] for name in attacks)
 
 
 def _comparisons(grid: Row, records: Sequence[Content]) -> list[DefenseComparison]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.docs import study
+from benchmarks.docs import pictures, study
+from benchmarks.docs.figures import Figures
 from benchmarks.docs.marks import NOT_MEASURED
 from tests.benchmarks.test_docs_tables import lines, run
 
@@ -105,6 +107,46 @@ def test_defenses_are_ranked_with_and_without_the_new_attack(parts: list[Any]) -
         assert without.replace("> ", "").startswith("**local steps 0.600**; clipping 0.")
         assert whole.startswith("**clipping")
         assert whole.replace("> ", "").endswith("; local steps 0.002")  # that of no defense
+
+
+def test_the_plot_has_the_points_of_the_tables(parts: list[Any]) -> None:
+    without, whole = study.price_plots(parts)
+    assert (without.title, whole.title) == ("honest servers, without exact maps", "honest servers, with exact maps")
+    assert whole.levels == {"nearest public image": pytest.approx(0.17)}
+    for plot, start in ((without, 0.1), (whole, 0.002)):
+        clipping, *_, front = plot.series
+        assert clipping.name == "clipping"
+        assert list(clipping.labels) == ["8", "4", "2"]
+        assert list(clipping.x) == pytest.approx([1.0, 3.0, 5.0])
+        assert list(clipping.y) == pytest.approx([2 * start, 3 * start, 4 * start])
+        assert list(clipping.x_errors) == pytest.approx([0.0] * 3, abs=1e-9)  # the same loss in both trainings
+        assert list(front.x) == pytest.approx([1.0, 3.0, 3.0, 5.0, 5.0])
+        assert list(front.y) == pytest.approx([2 * start, 2 * start, 3 * start, 3 * start, 4 * start])
+    assert list(without.series[0].errors) == pytest.approx([0.0] * 3, abs=1e-9)
+    assert list(whole.series[0].errors) == pytest.approx([0.002, 0.003, 0.004])  # of two batches
+
+
+def test_pictures_of_other_records_are_noticed(parts: list[Any], tmp_path: Path) -> None:
+    class Given(Figures):
+        def __init__(self, records: list[Any]) -> None:
+            self.records = records
+
+        def find(self, name: str) -> list[Any]:
+            return self.records
+
+    assert pictures.outdated(Given(parts), tmp_path) == [*pictures.PICTURES]
+    pictures.write(Given(parts), tmp_path)
+    assert pictures.outdated(Given(parts), tmp_path) == []
+    first = (tmp_path / "liu2025_price.svg").read_bytes()
+    assert first.startswith(b"<?xml")
+    others = [*parts, part("local_steps", 3, [0.39, 0.41], {"geiping2020": [0.5, 0.5]})]
+    assert pictures.outdated(Given(others), tmp_path) == ["liu2025_price.svg"]
+    pictures.write(Given(others), tmp_path)
+    assert (tmp_path / "liu2025_price.svg").read_bytes() != first
+
+
+def test_the_pictures_of_the_pages_are_of_the_records() -> None:
+    assert pictures.outdated(Figures()) == []
 
 
 def test_what_was_measured_again_counts_once(parts: list[Any]) -> None:

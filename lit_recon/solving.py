@@ -25,10 +25,14 @@ def least_squares(matrix: Tensor, target: Tensor) -> Tensor:
 
 
 class Eigenspace(NamedTuple):
-    """Largest eigenvalues `(k,)`, falling, with eigenvectors as orthonormal rows `(k, d)`."""
+    """Largest eigenvalues `(k,)`, falling, eigenvectors as orthonormal rows `(k, d)`, and norms of their residuals.
+
+    An eigenvalue is at least the value that is given, and near it up to the residual.
+    """
 
     values: Tensor
     vectors: Tensor
+    residuals: Tensor
 
 
 def leading_eigenspace(
@@ -49,7 +53,7 @@ def leading_eigenspace(
         size: `d`.
         k: number of eigenvalues.
         exact: number of the first eigenvectors that have to converge; default: all.
-        least: stop as soon as one of these eigenvalues is smaller, as far as its residual tells.
+        least: stop once one of these eigenvalues is smaller, as far as residual and rise in the last step tell.
         depth: applications between two Rayleigh-Ritz steps; `depth * (k + 2)` rows are held.
         restarts: Rayleigh-Ritz steps at most.
         tolerance: residual norm of these eigenvectors at which to stop.
@@ -62,6 +66,7 @@ def leading_eigenspace(
     width = min(k + 2, size)
     generator = torch.Generator().manual_seed(seed)
     block = _orthonormal(torch.randn(width, size, generator=generator, dtype=torch.float64))
+    known = torch.full((width,), -torch.inf, dtype=torch.float64)
     for _ in range(restarts):
         basis, images = block, apply(block)
         newest = images
@@ -79,11 +84,12 @@ def leading_eigenspace(
         values, weights = torch.linalg.eigh((basis @ images.T + images @ basis.T) / 2)
         values, weights = values.flip(0)[:width], weights.flip(1)[:, :width]
         block, moved = weights.T @ basis, weights.T @ images
-        residual = (moved - values[:, None] * block)[: exact or k].norm(dim=1)
-        if float(residual.max()) < tolerance or bool((values[: exact or k] + residual < least).any()):
+        residuals, risen = (moved - values[:, None] * block).norm(dim=1), values - known
+        known, too_small = values, values + torch.maximum(residuals, risen) < least
+        if float(residuals[: exact or k].max()) < tolerance or bool(too_small[: exact or k].any()):
             break
         block = _orthonormal(block)
-    return Eigenspace(values[:k], block[:k])
+    return Eigenspace(values[:k], block[:k], residuals[:k])
 
 
 def _orthonormal(rows: Tensor) -> Tensor:

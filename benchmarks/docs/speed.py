@@ -162,7 +162,7 @@ def sampled_shadows(record: Content) -> str:
             shown(row["seconds_exact"]["median"], ".0f"),
             shown(row["seconds"], ".3f" if row["seconds"] < 0.1 else ".1f"),
             shown(1 / row["seconds"], ".3g"),
-            shown(row.get("seconds_once"), ".0f") if "seconds_once" in row else "",
+            shown(row["seconds_once"], ".0f") if "seconds_once" in row else "",
             shown(row["times_as_fast"], ".1f" if row["times_as_fast"] < 100 else ",.0f"),
         ]
         for row in record["rows"]

@@ -89,8 +89,9 @@ def attacks(records: Sequence[Content]) -> str:
     cells = [row for row in _rows(records, "evaluation") if "nearest_public_rmse" in row]
     nearest, mean = (shown(_mean(cells, f"{name}_rmse")) for name in ("nearest_public", "mean_image"))
     start = f"Of {cells[0]['n']:g} images; the nearest public image has {nearest}, the mean image {mean}:"
-    hours = sum(row_of(record).get("cpu_seconds", 0.0) for record in records) / 3600
-    spent = f"All parts together, also those measured again, took {shown(hours, '.0f')} processor hours."
+    hours = sum(row_of(record)["cpu_seconds"] for record in records) / 3600
+    parts = "All parts together, also those measured again, took"
+    spent = f"{parts} {shown(hours, '.0f')} processor hours, without the time of a GPU."
     return f"{start}\n\n{markdown(['defense', *titles, 'accuracy', 'training loss'], rows)}\n\n{spent}"
 
 
@@ -173,10 +174,9 @@ def ranking(records: Sequence[Content]) -> str:
     """Defenses by what the strongest attack of honest servers finds, with and without the new attacks, best first."""
     grid = configuration(f"evaluate/{_GRID}.yaml")
     titles = {name: family["title"] for name, family in grid["defenses"].items()}
-    honest = {*_malicious(grid)}
+    malicious, new = {*_malicious(grid)}, grid["without"]
     sides = {frozenset(one.side.barred): one for one in _comparisons(grid, records)}
-    pairs = [sides.get(frozenset(barred)) for barred in (honest, honest | {*grid.get("without", [])})]
-    [whole, without] = pairs
+    whole, without = (sides.get(frozenset(barred)) for barred in (malicious, malicious | {*new}))
     if whole is None or without is None:
         return NOT_MEASURED
     rows = []
@@ -187,8 +187,8 @@ def ranking(records: Sequence[Content]) -> str:
             ranked = [f"{titles[name]} {'> ' * own.ends}{shown(own.value)}" for name, own in order]
             cells.append("; ".join([f"**{ranked[0]}**", *ranked[1:]]))
         rows.append([f"{100 * limit:g}", *cells])
-    new = _titles(grid, grid["without"])
-    return markdown(["points at most", f"without {new}", f"with {new}"], rows)
+    titles_of_new = _titles(grid, new)
+    return markdown(["points at most", f"without {titles_of_new}", f"with {titles_of_new}"], rows)
 
 
 def price_plots(records: Sequence[Content]) -> list[Plot]:

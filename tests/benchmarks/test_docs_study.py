@@ -49,7 +49,7 @@ def parts() -> list[Any]:
 
 def test_attacks_stand_beside_the_papers(parts: list[Any]) -> None:
     start, table, spent = study.attacks(parts).split("\n\n")
-    assert spent == "All parts together, also those measured again, took 4 processor hours."
+    assert spent == "All parts together, also those measured again, took 4 processor hours, without the time of a GPU."
     assert start == "Of 2 images; the nearest public image has 0.170, the mean image 0.220:"
     header, plain, first, *_ = lines(table)
     assert header[0] == "defense"
@@ -103,6 +103,7 @@ def test_defenses_are_ranked_with_and_without_the_new_attack(parts: list[Any]) -
     others = [part("local_steps", steps, [0.41, 0.41], errors) for steps in (3, 5)]
     header, *rows = lines(study.ranking([*parts, *others]))
     assert header == ["points at most", "without exact maps", "with exact maps"]
+    assert len(rows) == 4
     for _, without, whole in rows:
         assert without.replace("> ", "").startswith("**local steps 0.600**; clipping 0.")
         assert whole.startswith("**clipping")

@@ -247,6 +247,10 @@ class Passes:
         layers: names of convolutions.
         near: images and labels that the client may have trained on; default: none are known.
         steps: number of local steps, from the first; default: all.
+
+    Attributes:
+        means: number of groups of images the mean of whose patches gradients do not show: clients, or all images where
+            statistics of the batch are known, so that those of other images do not matter; 0: gradients show it.
     """
 
     def __init__(
@@ -271,11 +275,15 @@ class Passes:
             chosen = [[torch.cat(parts)] for parts in chosen]
         self._chosen = [chosen[step % batches] for step in range(len(weights))]
         self._told = bool(known_statistics(observation))
+        self.means = 0
+        if centred(observation):
+            self.means = observation.n_examples if self._told else clients
 
     def of(self, n: int) -> Passes:
         """The first pass for another number of images, which do not depend on each other."""
         other = copy.copy(self)
         other._inputs, other._chosen, other._told = self._inputs[:1], [[torch.arange(n)]], False
+        other.means = n if self.means else 0
         return other
 
     def with_misfit(self, images: Tensor) -> tuple[list[Tensor], Tensor | None]:

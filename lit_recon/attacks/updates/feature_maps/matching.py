@@ -22,8 +22,6 @@ from lit_recon.attacks.updates.feature_maps.input_map import (
 from lit_recon.attacks.updates.feature_maps.recovery import (
     MapRecovery,
     RecoveredMaps,
-    recover_maps,
-    unfit,
 )
 from lit_recon.attacks.updates.gradient_matching.matching import update_distance
 from lit_recon.attacks.updates.gradient_matching.priors import Penalty
@@ -52,6 +50,8 @@ _ENTRIES = 1.5
 #: Share of the patches of one image outside the row space up to which all layers together do not tell more of it than
 #: its maps: the images of maps behind noise err by about four times the root of this share.
 _CLEAN = 1e-7
+#: The same above which hidden entries distort maps too much for certificates.
+_DISTORTED = 1e-5
 #: Growth of what images leave unexplained up to which another contrast counts as possible.
 SAME = 1.5
 #: Maps in a span: share of the iterations in which candidates are kept apart, by this much at first, and the ridge;
@@ -117,6 +117,9 @@ class FeatureMapPenalty(Penalty):
         """The penalty on the maps nearest to the images that follow from these and the labels `(n,)`, if any do."""
         if self.partial or self.spanned:
             return self
+        # loaded only where maps are followed
+        from lit_recon.attacks.updates.feature_maps.upstream import nearest_maps
+
         found = nearest_maps(self.observation, self.recovered, labels)
         if isinstance(found, str):
             return replace(self, notes=(*self.notes, f"maps of earlier layers: none; {found}"))
@@ -300,32 +303,6 @@ def _assigned(maps: Tensor, others: Tensor) -> Tensor:
     return torch.as_tensor(linear_sum_assignment(-cosines.cpu().numpy())[1], device=maps.device)
 
 
-def nearest_maps(observation: Observation, recovered: RecoveredMaps, labels: Tensor) -> KnownMaps | str:
-    """Maps of the convolutions nearest to the images that the gradient determines, or why there are none.
-
-    Convolutions before the recovered one were tried by the recovery.
-    """
-    # loaded only where maps are followed
-    from lit_recon.attacks.updates.feature_maps.upstream import PinnedNetwork, follow_upstream
-
-    try:
-        network = PinnedNetwork(observation)
-        names = list(network.convolutions)
-        for name in names[names.index(recovered.convolution.name) :]:
-            layer = network.convolutions[name]
-            if unfit(layer, observation.n_examples) or not layer.sparse or not network.decides(layer.name):
-                continue
-            found: RecoveredMaps | str = recovered
-            if layer.name != recovered.convolution.name:
-                gradient = observation.update[f"{layer.name}.weight"].detach().cpu().double()
-                found = recover_maps(layer, gradient, observation.n_examples)
-            if isinstance(found, RecoveredMaps):
-                return follow_upstream(observation, network, found, labels)
-    except UnsupportedModelError as error:  # no head
-        return str(error)
-    return "no convolution with recovered maps decides the logits"
-
-
 class MapMatching:
     """Recovers the input maps of a convolution once per victim and penalizes images with other maps.
 
@@ -367,13 +344,13 @@ class MapMatching:
         if found.completion is not None:
             return self._completed(observation, found)
         name, left = found.convolution.name, f"{found.outside:.1g} of their patches outside its row space"
-        if found.outside > ANGLE and defense_hides(observation, f"{name}.weight"):
-            raise UnsupportedModelError(f"hidden entries distort the maps of {name}, {left}: the others tell more")
+        if found.outside > _DISTORTED and defense_hides(observation, f"{name}.weight"):
+            raise UnsupportedModelError(f"hidden entries distort the maps of {name}, {left}: match patches instead")
         if len(found.maps) == 1 and found.outside > _CLEAN:
             noise, given = noise_of(observation, exact=False)
             if given and noise is not None:
                 by = f"noise of known standard deviation {noise.std:.3g} distorts the map of {name}"
-                raise UnsupportedModelError(f"{by}, {left}: all layers together tell more of it")
+                raise UnsupportedModelError(f"{by}, {left}: match patches instead")
         what = "maps" if found.separated else "directions that span the maps"
         note = f"{len(found.maps)} {what} recovered from the gradient of {name}: {left}, next {found.next_outside:.1g}"
         seen = InputMap(observation, name, observation.operator.batch_norm)

@@ -26,7 +26,6 @@ from torch import Tensor
 from lit_recon.attacks.updates.feature_maps.convolutions import TokenLayer
 from lit_recon.attacks.updates.feature_maps.input_map import (
     Passes,
-    centred,
     coupled,
     entries_seen,
     likely_contrast,
@@ -36,7 +35,7 @@ from lit_recon.attacks.updates.feature_maps.input_map import (
 )
 from lit_recon.attacks.updates.feature_maps.matching import EXPLAINED, REACH, SAME, arranged_labels
 from lit_recon.attacks.updates.feature_maps.observed_rows import LayerRows, MatchedRows, ObservedRows
-from lit_recon.attacks.updates.feature_maps.spans import SpanRows, for_some, misplaced_images, outside_shares
+from lit_recon.attacks.updates.feature_maps.spans import SpanRows, for_some, misplaced_images, outside_shares, spanned
 from lit_recon.attacks.updates.gradient_matching.matching import beside_noise, update_distance
 from lit_recon.attacks.updates.gradient_matching.priors import Part, Penalty
 from lit_recon.records import Batch, Noise, Observation, Reconstruction
@@ -251,15 +250,14 @@ class PatchPenalty(Penalty):
         )
         if unknown or len(found.images) == 1:
             return None
-        # the mean of all patches is that of the batch only if all images are
-        means = len(found.images) if self.separable else 1
-        return misplaced_images(self.searched, found.images, means if centred(self.observation) else 0, _STUCK)
+        return misplaced_images(self.searched, found.images, _STUCK)
 
     @property
     def separable(self) -> bool:
         """Whether patches of every image of the batch, or their differences, lie in known spans by themselves."""
-        alone = self.noise is None and not self.on_a_line and not coupled(self.observation)
-        return alone and self.observation.n_examples > 1 and all(one.observed is None for one in self.searched.rows)
+        if self.noise is not None or self.on_a_line or coupled(self.observation) or self.observation.n_examples == 1:
+            return False
+        return spanned(self.searched)
 
     @cached_property
     def alone(self) -> MatchedRows[SpanRows]:
@@ -267,8 +265,8 @@ class PatchPenalty(Penalty):
         first, *others = self.searched.rows
         if others and first.count - len(first.values) * first.patches >= AMPLE * self.pixels:
             passes = Passes(self.observation, [first.layer.name], steps=1)
-            return for_some(MatchedRows((first,), passes), 1, centred(self.observation))
-        return for_some(self.searched, 1, centred(self.observation))
+            return for_some(MatchedRows((first,), passes), 1)
+        return for_some(self.searched, 1)
 
     def in_parts(self) -> PatchPenalty:
         return replace(self, enough=_APART) if self.separable else self
@@ -279,8 +277,7 @@ class PatchPenalty(Penalty):
             return []
         misplaced = self.misplaced(found) if number % 2 == 0 else None
         if misplaced is not None and misplaced.any():
-            mean, known = centred(self.observation), found.images[~misplaced]
-            others = for_some(self.searched, int(misplaced.sum()), mean, known)
+            others = for_some(self.searched, int(misplaced.sum()), found.images[~misplaced])
             return [Part(misplaced.nonzero()[:, 0], replace(self, searched=others), drawn=True)]
         alone, certified = self.alone, found.certified
         places = torch.arange(len(found.images)) if certified is None else (~certified).nonzero()[:, 0]
@@ -380,15 +377,14 @@ class PatchPenalty(Penalty):
 
         Unless all images together are `explained`, by the spans of all layers, and each image once only.
         """
-        mean = centred(self.observation)
-        alone = self.alone if explained else for_some(self.searched, 1, mean)
+        alone = self.alone if explained else for_some(self.searched, 1)
         with torch.no_grad():
             left = outside_shares(alone, images)
             others = other_contrasts(self.observation, images, REACH, each=True)
             moved = torch.stack([outside_shares(alone, one) for one in others]).amin(0)
         certified, notes = told_apart(left, moved, REACH, "{:.1g} of its patches are outside the span")
         if not explained:
-            repeated = certified & misplaced_images(self.searched, images, len(images) if mean else 0, _STUCK)
+            repeated = certified & misplaced_images(self.searched, images, _STUCK)
             certified &= ~repeated
             same = "not certified: another image is the same"
             notes += [f"image {i + 1}: {same}" for i in repeated.nonzero().flatten().tolist()]

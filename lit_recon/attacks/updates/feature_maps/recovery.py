@@ -22,6 +22,7 @@ from lit_recon.attacks.updates.feature_maps.convolutions import (
     patch_span,
     without_constants,
 )
+from lit_recon.attacks.updates.feature_maps.input_map import centred
 from lit_recon.attacks.updates.feature_maps.observed_rows import without_censored
 from lit_recon.attacks.updates.feature_maps.strided import strided_maps
 from lit_recon.errors import ConfigError, UnsupportedModelError
@@ -172,7 +173,8 @@ class MapRecovery:
     completed columns cover.
 
     Args:
-        layers: names of convolutions to try, in this order; default: all that qualify, in forward order.
+        layers: names of convolutions to try, in this order; default: all that qualify, in forward order, those last of
+            which a batch has as many patches as channels.
         seed: of the iterations' first block.
         completion: of gradients with hidden entries: for any batch, for batches of `several` images, or never; the
             images of single ones are found sooner from their patches, see `PatchMatching`.
@@ -195,34 +197,34 @@ class MapRecovery:
         """
         n, observation = observation.n_examples, without_censored(observation)
         reasons: list[tuple[str, str]] = []
-        partly: list[tuple[Convolution, str]] = []
+        partly: list[tuple[int, str]] = []
         candidates = self._candidates(observation)
         completes = self.completion == "always" or (self.completion == "several" and n > 1)
 
         def full(convolution: Convolution) -> bool:
-            """Whether no singular value is left to show the rank, and the smallest ones spoil the span."""
-            return n * convolution.places == convolution.channels and n > 1
+            """Whether no singular value is left to show the rank, and the smallest ones spoil the span, of a batch."""
+            return n * convolution.places == convolution.channels and n > 1 and not centred(observation)
 
-        # separated maps of later layers are followed towards the images; a span would not be
-        for convolution in sorted(candidates, key=lambda one: one.sparse and full(one)):
+        numbers = [*range(len(candidates))]
+        if self.layers is None:  # separated maps of later layers are followed towards the images; a span would not be
+            numbers.sort(key=lambda i: candidates[i].sparse and full(candidates[i]))
+        for i in numbers:
+            convolution, hidden = candidates[i], "entries of its gradient are hidden, as many patches as channels"
             reason = unfit(convolution, n)
             if reason is None:
                 gradient = observation.update[f"{convolution.name}.weight"].detach().cpu().double()
-                found: RecoveredMaps | str = (
-                    "entries of its gradient are hidden, and it has as many patches as channels"
-                )
-                if not (full(convolution) and defense_hides(observation, f"{convolution.name}.weight")):
-                    found = recover_maps(convolution, gradient, n, self.seed)
+                known = full(convolution) and defense_hides(observation, f"{convolution.name}.weight")
+                found = hidden if known else recover_maps(convolution, gradient, n, self.seed)
                 if isinstance(found, RecoveredMaps):
-                    i = candidates.index(convolution)
                     return _closer(observation, candidates[i - 1], found) if i > 0 and found.separated else found
                 reason = found
                 if completes and hidden_entries(gradient.flatten(1)).any():
-                    partly.append((convolution, reason))
+                    partly.append((i, reason))
                     continue
             reasons.append((convolution.name, reason))
         completed = []
-        for convolution, reason in sorted(partly, key=lambda one: candidates.index(one[0])):
+        for i, reason in sorted(partly):
+            convolution = candidates[i]
             gradient = observation.update[f"{convolution.name}.weight"].detach().cpu().double()
             centered = observation.operator.batch_norm == "train"
             found = complete_maps(convolution, gradient, gradient != 0, n, centered, self.seed)
@@ -318,7 +320,8 @@ def _maps_in(
     space = leading_eigenspace(
         projection, math.prod(convolution.shape), n_examples + 1, n_examples, 1 - largest, seed=seed
     )
-    outside, following = (1 - space.values[-2:]).clamp_min(0).tolist()
+    # the eigenvalue that follows has not converged
+    outside, following = (1 - space.values[-2:] - space.residuals[-2:] * torch.tensor([0, 1])).clamp_min(0).tolist()
     # a share below the rounding of double precision is no evidence of a gap
     if outside > largest or following < GAP * max(outside, 1e-12):
         return f"no {n_examples} maps have their patches in its gradient ({outside:.1g} outside, next {following:.1g})"

@@ -128,20 +128,26 @@ def _differences(patches: Tensor, size: int) -> Tensor:
     return differences
 
 
-def for_some(
-    searched: MatchedRows[LayerRows], n: int, centred: bool, others: Tensor | None = None
-) -> MatchedRows[SpanRows]:
+def for_some(searched: MatchedRows[LayerRows], n: int, others: Tensor | None = None) -> MatchedRows[SpanRows]:
     """A search for `n` images of the batch by themselves, as others `(m, c, h, w)` are known.
 
-    `centred`: statistics of the batch take the mean patch out of the span; differences of each image stay in it.
+    Where statistics of the batch take the mean patch out of the span, differences of each image stay in it.
     """
+    passes = searched.passes.of(n)
     patches: list[Tensor] | list[None] = [None] * len(searched.rows)
     if others is not None and len(others):
         with torch.no_grad():
             patches = MatchedRows(searched.rows, searched.passes.of(len(others))).patches(others)
     pairs = zip(searched.rows, patches, strict=True)
-    rows = [SpanRows.of_some(one, one.layer.places * n, n if centred else 0, own) for one, own in pairs]
-    return MatchedRows(tuple(rows), searched.passes.of(n))
+    rows = [SpanRows.of_some(one, one.layer.places * n, passes.means, own) for one, own in pairs]
+    return MatchedRows(tuple(rows), passes)
+
+
+def spanned(searched: MatchedRows[LayerRows]) -> bool:
+    """Whether rows span the patches of all images, or differences of them, and those of single ones say something."""
+    rows, centred = searched.rows, searched.passes.means > 0
+    known = all(one.observed is None and len(one.values) >= one.patches - centred for one in rows)
+    return known and all(one.layer.places > centred for one in rows)
 
 
 def outside_shares(searched: MatchedRows[SpanRows], images: Tensor) -> Tensor:
@@ -151,15 +157,12 @@ def outside_shares(searched: MatchedRows[SpanRows], images: Tensor) -> Tensor:
     return torch.stack(shares).mean(0)
 
 
-def misplaced_images(searched: MatchedRows[LayerRows], images: Tensor, centred: int, most: float) -> Tensor:
-    """Images `(n,)` with more than a share of their patches outside the known spans of rows, and repeated ones.
-
-    `centred`: statistics of the batch take the mean patch out of the span, that of so many groups; 0: they do not.
-    """
+def misplaced_images(searched: MatchedRows[LayerRows], images: Tensor, most: float) -> Tensor:
+    """Images `(n,)` with more than a share of their patches outside the known spans of rows, and repeated ones."""
     with torch.no_grad():
         patches = searched.patches(images)
-    if centred:
-        groups = [own.unflatten(0, (centred, -1)) for own in patches]
+    if searched.passes.means:  # statistics of the batch take the mean patch out of the span
+        groups = [own.unflatten(0, (searched.passes.means, -1)) for own in patches]
         patches = [(own - own.mean(1, keepdim=True)).flatten(0, 1) for own in groups]
     pairs = [(one, own) for one, own in zip(searched.rows, patches, strict=True) if one.observed is None]
     shares = [one.outside(own).view(len(images), -1).mean(1) for one, own in pairs]

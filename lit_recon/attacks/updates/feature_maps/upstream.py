@@ -8,132 +8,24 @@ single images and from its head; here the start is a whole batch's maps of an in
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from lit_recon.attacks.updates.feature_maps.convolutions import Convolution, find_convolutions
-from lit_recon.attacks.updates.feature_maps.equations import WRONG_ZEROS, Group, Known, Solved, Statistics
-from lit_recon.attacks.updates.feature_maps.recovery import RecoveredMaps
-from lit_recon.attacks.updates.labels.head import find_head, order_labels
-from lit_recon.clients.gradient import PureBatchNorm, pure_copy
-from lit_recon.defenses.base import Stage
+from lit_recon.attacks.updates.feature_maps.equations import WRONG_ZEROS, Group, Solved
+from lit_recon.attacks.updates.feature_maps.pinned_network import SCALED, PinnedNetwork, measured_maps
+from lit_recon.attacks.updates.feature_maps.recovery import RecoveredMaps, recover_maps, unfit
+from lit_recon.errors import UnsupportedModelError
 from lit_recon.records import Observation
 from lit_recon.solving import least_squares
 
-#: Largest relative residual of the head's gradient at which the norms of the maps count as found.
-_SCALED = 1e-4
 #: Largest expected relative error of the maps of a layer for it to count as known.
 _KNOWN = 1e-4
 #: Largest number of unknowns of a layer's equations, positions times examples: seconds below, minutes above.
 _LARGEST = 2048
 #: Relative fall of the residual that shows that a changed zero was wrong.
 _FALLS = 0.99
-
-
-class PinnedNetwork:
-    """The public model in double precision, in which known maps overwrite the inputs of convolutions.
-
-    The tensor itself is overwritten, so that whatever else reads it, such as a shortcut, reads the known map, and the
-    ReLU that wrote it has the derivatives that belong to the known map.
-
-    Attributes:
-        given: maps `(n, c, h, w)` by the name of the convolution.
-        skipped: convolutions whose outputs are zeros like those of the last forward pass: maps overwrite what follows.
-        inputs, outputs: of all plain convolutions in the last forward pass.
-        norms: names of the norms of their outputs, by convolution, of those with statistics of the batch or example.
-        normed: outputs of these norms in the last forward pass, by convolution.
-    """
-
-    def __init__(self, observation: Observation) -> None:
-        self.convolutions: dict[str, Convolution] = {layer.name: layer for layer in find_convolutions(observation)}
-        self._model = pure_copy(observation.model, observation.operator.batch_norm).double()
-        public = {**observation.parameters, **observation.buffers}
-        self._public = {name: v.cpu().double() if v.is_floating_point() else v.cpu() for name, v in public.items()}
-        self._loss = observation.loss
-        self.given: dict[str, Tensor] = {}
-        self.skipped: set[str] = set()
-        self.inputs: dict[str, Tensor] = {}
-        self.outputs: dict[str, Tensor] = {}
-        self.norms: dict[str, str] = {}
-        self.normed: dict[str, Tensor] = {}
-        # any images: what they change is overwritten; noise, since BatchNorm divides by the deviation of constant ones
-        shape = (observation.n_examples, *observation.image_shape)
-        self.images = torch.rand(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-        for name in self.convolutions:
-            layer = self._model.get_submodule(name)
-            layer.forward = partial(self._convolve, name, layer.forward)
-            layer.register_forward_pre_hook(lambda _, given, name=name: self._enter(name, given[0]))
-            layer.register_forward_hook(lambda _, given, returned, name=name: self.outputs.__setitem__(name, returned))
-        for name, module in self._model.named_modules():
-            if isinstance(module, nn.GroupNorm) or (isinstance(module, PureBatchNorm) and module.mode == "train"):
-                module.register_forward_hook(lambda _, given, out, name=name: self._leave(name, given[0], out))
-
-    def _enter(self, name: str, given: Tensor) -> None:
-        if name in self.given:
-            given.data.copy_(self.given[name])
-        self.inputs[name] = given
-
-    def _convolve(self, name: str, forward: Callable[[Tensor], Tensor], given: Tensor) -> Tensor:
-        return given.new_zeros(self.outputs[name].shape) if name in self.skipped else forward(given)
-
-    def _leave(self, norm: str, given: Tensor, returned: Tensor) -> None:
-        for name, outputs in self.outputs.items():
-            if outputs is given:
-                self.norms[name], self.normed[name] = norm, returned
-
-    def __call__(self, images: Tensor | None = None) -> Tensor:
-        """Logits `(n, k)` of images, by default of noise."""
-        given = self.images if images is None else images
-        logits: Tensor = torch.func.functional_call(self._model, self._public, (given,))
-        return logits
-
-    def derivatives(self, labels: Tensor, layers: list[str]) -> list[Tensor]:
-        """Derivatives of the mean loss in the outputs of layers, or behind their norms where these have statistics."""
-        loss = self._loss(self(self.images.clone().requires_grad_()), labels)
-        return list(torch.autograd.grad(loss, [self.normed.get(name, self.outputs[name]) for name in layers]))
-
-    def known(self, observation: Observation, labels: Tensor, group: list[str]) -> list[Known]:
-        """What is known about convolutions behind which all maps are given."""
-        found = []
-        for name, derivative in zip(group, self.derivatives(labels, group), strict=True):
-            gradient = observation.update[f"{name}.weight"].detach().cpu().double()
-            statistics = None
-            if name in self.norms:
-                module: Any = self._model.get_submodule(self.norms[name])
-                statistics = Statistics(getattr(module, "num_groups", None), module.eps)
-                if module.weight is not None:
-                    derivative = derivative * self._public[f"{self.norms[name]}.weight"].view(1, -1, 1, 1)
-            weight, bias = self._public[f"{name}.weight"], self._public.get(f"{name}.bias")
-            found.append(Known(self.convolutions[name], weight, bias, gradient, derivative, statistics))
-        return found
-
-    def decides(self, name: str) -> bool:
-        """Whether the logits depend on the images through the input of this convolution alone."""
-        with torch.no_grad():
-            self.given = {}
-            self()
-            self.given = {name: self.inputs[name].detach().clone()}
-            logits, others = self(), self(1 - self.images)
-        self.given = {}
-        return float((logits - others).abs().max()) < 1e-9 * float(logits.abs().max())
-
-    def head_gradient(self, weight: str, labels: Tensor) -> Tensor:
-        """Gradient of the mean loss in the weights of the head."""
-        parameter = self._public[weight].requires_grad_()
-        gradient: Tensor = torch.autograd.grad(self._loss(self(), labels), parameter)[0]
-        parameter.requires_grad_(False)
-        return gradient
-
-    def record_input(self, layer: str) -> list[Tensor]:
-        """A list that receives the input of a linear layer at every forward pass."""
-        received: list[Tensor] = []
-        self._model.get_submodule(layer).register_forward_pre_hook(lambda _, given: received.append(given[0].detach()))
-        return received
 
 
 @dataclass
@@ -158,87 +50,6 @@ def without_scatter(directions: Tensor) -> tuple[Tensor, Tensor]:
     scatter = float(directions.clamp_max(0).abs().max())
     doubtful = directions < 5 * scatter
     return torch.where(directions > 1.5 * scatter, directions, torch.zeros_like(directions)), doubtful
-
-
-class MeasuredMaps(NamedTuple):
-    """Maps `(n, c, h, w)` with their norms, labels `(n,)` in the same order, and the factor that scales the update."""
-
-    maps: Tensor
-    labels: Tensor
-    scale: float
-
-
-def measured_maps(
-    observation: Observation, network: PinnedNetwork, layer: str, directions: Tensor, labels: Tensor
-) -> MeasuredMaps | None:
-    """Maps with their norms, and labels in the same order, such that the head has its observed gradient.
-
-    Clipping scales the whole update: its factor is a further unknown where the defense is known to change updates, and
-    where no norms explain the gradient without one.
-
-    Args:
-        observation: of the victim.
-        network: of the same.
-        layer: a convolution whose input decides the logits.
-        directions: its maps, `(n, c, h, w)` of unit norm, zero where they vanish.
-        labels: of the batch, in any order.
-
-    Returns:
-        None if no norms explain the gradient.
-    """
-    from scipy.optimize import least_squares
-
-    weight, _ = find_head(observation, "feature maps")
-    n, target = len(directions), observation.update[weight].detach().cpu().double()
-    received = network.record_input(weight.rpartition(".")[0])
-
-    def place(logs: Any) -> Tensor:
-        network.given = {layer: directions * torch.as_tensor(logs).exp().view(-1, 1, 1, 1)}
-        return network.given[layer]
-
-    def assigned() -> Tensor:
-        with torch.no_grad():
-            probabilities = network().softmax(dim=1)
-        return order_labels(received[-1], probabilities, target, labels)
-
-    def misfit(order: Tensor, scaled: bool) -> tuple[Tensor, float]:
-        gradient = network.head_gradient(weight, order)
-        scale = float((gradient * target).sum() / gradient.square().sum()) if scaled else 1.0
-        return (scale * gradient - target) / target.norm(), scale
-
-    with torch.no_grad():
-        network.given = {}
-        network()
-    usual = float(network.inputs[layer].flatten(1).norm(dim=1).median().log())
-    names = list(network.inputs)
-    network.skipped = set(names[: names.index(layer)])
-    changed = observation.defense is not None and Stage.UPDATE in observation.defense.stages
-    for scaled in (changed, not changed):
-        trials = []
-        for factor in torch.linspace(-1.5, 1.5, 9, dtype=torch.float64).tolist():
-            logs = torch.full((n,), usual + factor, dtype=torch.float64)
-            place(logs)
-            order = assigned()
-            trials.append((float(misfit(order, scaled)[0].norm()), logs, order))
-        _, logs, order = min(trials, key=lambda trial: trial[0])
-        for _ in range(3):
-
-            def residual(logs: Any, order: Tensor = order, scaled: bool = scaled) -> Any:
-                place(logs)
-                return misfit(order, scaled)[0].flatten().numpy()
-
-            found = least_squares(residual, logs, method="trf", xtol=1e-12, ftol=1e-12, gtol=1e-12, max_nfev=20)
-            logs = torch.as_tensor(found.x)
-            maps, previous = place(logs), order
-            order = assigned()
-            if torch.equal(order, previous):
-                left, scale = misfit(order, scaled)
-                if float(left.norm()) < _SCALED and scale > 0:
-                    network.skipped = set()
-                    return MeasuredMaps(maps, order, scale)
-                break
-    network.skipped = set()
-    return None
 
 
 def follow_upstream(
@@ -388,7 +199,30 @@ def _rescaled(
         # a wrong zero spoils single channels
         weights = 1 / (residual + 1e-7 * fixed.abs().max()).sqrt()
     error = float(residual.median() / fixed.square().mean().sqrt())
-    if not bool((inverse > 0).all()) or error > _SCALED:
+    if not bool((inverse > 0).all()) or error > SCALED:
         return "a norm hides the scale of its input, and the biases before it contradict each other"
     maps = solved.maps / inverse.view(-1, 1, 1, 1)
     return Solved(maps, max(solved.error, error), solved.doubtful)
+
+
+def nearest_maps(observation: Observation, recovered: RecoveredMaps, labels: Tensor) -> KnownMaps | str:
+    """Maps of the convolutions nearest to the images that the gradient determines, or why there are none.
+
+    Convolutions before the recovered one were tried by the recovery.
+    """
+    try:
+        network = PinnedNetwork(observation)
+        names = list(network.convolutions)
+        for name in names[names.index(recovered.convolution.name) :]:
+            layer = network.convolutions[name]
+            if unfit(layer, observation.n_examples) or not layer.sparse or not network.decides(layer.name):
+                continue
+            found: RecoveredMaps | str = recovered
+            if layer.name != recovered.convolution.name:
+                gradient = observation.update[f"{layer.name}.weight"].detach().cpu().double()
+                found = recover_maps(layer, gradient, observation.n_examples)
+            if isinstance(found, RecoveredMaps):
+                return follow_upstream(observation, network, found, labels)
+    except UnsupportedModelError as error:  # no head
+        return str(error)
+    return "no convolution with recovered maps decides the logits"

@@ -80,10 +80,14 @@ def test_a_layer_with_as_many_patches_as_channels_comes_last(photographs: Tensor
     assert MapRecovery()(observed(photographs[:2], model)).convolution.name == "trunk.blocks.6.conv1"
     third = ["trunk.blocks.5.conv1", "trunk.blocks.5.conv2"]
     assert MapRecovery(third)(observed(photographs[:2], model)).convolution.name == third[0]
+    assert MapRecovery(["trunk.blocks.6.conv2", *third])(observed(photographs[:2], model)).convolution.name[-7] == "6"
+    # statistics of the batch leave one singular value, which shows the rank
+    found = MapRecovery()(observed(photographs[:2], model, mode="train"))
+    assert found.convolution.name in ("trunk.blocks.4.conv2", *third)
     # with hidden entries its rank shows nothing
     pruned = observed(photographs[:2], model, defense=GradientPruning(0.5))
     pruned = replace(pruned, defense=GradientPruning(0.5), knowledge=Knowledge(defense=True))
-    with pytest.raises(UnsupportedModelError, match="entries of its gradient are hidden, and it has as many patches"):
+    with pytest.raises(UnsupportedModelError, match="entries of its gradient are hidden, as many patches as channels"):
         MapRecovery(third, completion="never")(pruned)
 
 

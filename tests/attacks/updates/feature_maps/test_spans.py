@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from lit_recon.attacks.updates import PatchMatching
 from lit_recon.attacks.updates.feature_maps import input_map, patch_penalty
 from lit_recon.attacks.updates.feature_maps.patch_penalty import PatchPenalty
-from lit_recon.attacks.updates.feature_maps.spans import for_some, misplaced_images, outside_shares
+from lit_recon.attacks.updates.feature_maps.spans import for_some, misplaced_images, outside_shares, spanned
 from lit_recon.attacks.updates.gradient_matching.further import StartsSoFar
 from lit_recon.clients import Client
 from lit_recon.defenses import GradientDropout
 from lit_recon.records import Knowledge, Observation, Reconstruction
-from tests.attacks.updates.feature_maps.patch_victims import attack, victim
+from tests.attacks.updates.feature_maps.patch_victims import attack, two_clients, victim
 from tests.attacks.updates.feature_maps.test_further import smoothly
 from tests.attacks.updates.feature_maps.test_recovery import backbone
 
@@ -60,7 +60,7 @@ def test_shares_are_those_of_an_independent_projection(seen: Observation, penalt
 
 
 def test_shares_are_differentiable(seen: Observation, truth: Tensor) -> None:
-    alone = for_some(PatchMatching().prepare(seen).searched, 1, False)
+    alone = for_some(PatchMatching().prepare(seen).searched, 1)
     for inputs in alone.passes._inputs:
         vars(inputs).update(vars(inputs.doubled()))
     start = (0.9 * truth + 0.05).double().requires_grad_()
@@ -74,7 +74,7 @@ def test_shares_are_differentiable(seen: Observation, truth: Tensor) -> None:
 
 
 def test_known_images_are_taken_out(penalty: PatchPenalty, truth: Tensor) -> None:
-    rest = for_some(penalty.searched, 1, False, truth[:1])
+    rest = for_some(penalty.searched, 1, truth[:1])
     [row] = rest.rows
     assert row.known is not None
     assert len(row.values) == 16
@@ -82,7 +82,7 @@ def test_known_images_are_taken_out(penalty: PatchPenalty, truth: Tensor) -> Non
     # of the missing image nothing is outside of what is left; the image that is known is of no use
     assert rest.left(truth[1:]) < 1e-4
     assert rest.left(truth[:1]) > 0.1
-    both = for_some(penalty.searched, 2, False)
+    both = for_some(penalty.searched, 2)
     assert both.left(truth) < 1e-4 < 0.05 < both.left(torch.cat([truth[:1], truth[:1] + 0.01]))
 
 
@@ -92,7 +92,7 @@ def test_misplaced_images_are_outside_or_repeated(penalty: PatchPenalty, truth: 
         (torch.cat([truth[:1], truth[:1] + 0.01]), [False, True]),
         (torch.cat([truth[:1], truth[1:].flip(3)]), [False, True]),
     ):
-        assert misplaced_images(penalty.searched, images, 0, 2e-3).tolist() == expected
+        assert misplaced_images(penalty.searched, images, 2e-3).tolist() == expected
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +123,7 @@ def test_known_statistics_leave_differences_of_every_image_in_the_span(informed:
     found = outside_shares(penalty.alone, other)
     torch.testing.assert_close(found.double(), expected, rtol=1e-3, atol=1e-6)
     assert float(found[0]) < 1e-5 < 1e-3 < float(found[1])
-    rest = for_some(penalty.searched, 1, True, truth[:1])
+    rest = for_some(penalty.searched, 1, truth[:1])
     assert rest.left(truth[1:]) < 1e-3 < 0.1 < rest.left(truth[:1])
     # a wrong image moves the mean of the batch, but not that of the others
     assert penalty.misplaced(Reconstruction(other, torch.arange(2), 0.0)).tolist() == [False, True]  # type: ignore[union-attr]
@@ -137,16 +137,42 @@ def test_behind_a_norm_with_known_statistics_one_direction_is_missing(photograph
     seen = Client(model, "train").observe(images, torch.arange(2), Knowledge(batch_norm="batch"))
     penalty = PatchMatching().prepare(seen)
     places = [one.layer.places for one in penalty.searched.rows]
-    spans = for_some(penalty.searched, 1, True).rows
+    spans = for_some(penalty.searched, 1).rows
     assert [len(one.values) for one in spans] == [2 * own - 1 for own in places]
     other = torch.cat([images[:1], images[1:].flip(3)])
-    left = outside_shares(for_some(penalty.searched, 1, True), other)
+    left = outside_shares(for_some(penalty.searched, 1), other)
     assert float(left[0]) < 1e-6 < 0.01 < float(left[1])
-    rest = for_some(penalty.searched, 1, True, images[:1])
+    rest = for_some(penalty.searched, 1, images[:1])
     assert rest.left(images[1:]) < 1e-4 < 0.1 < rest.left(images[:1])
     # with its mean, a patch is not inside
-    whole = for_some(penalty.searched, 1, False)
-    assert float(outside_shares(whole, images)[0]) > 1e-3  # measured 8e-3
+    whole = for_some(penalty.searched, 1)
+    rows = tuple(replace(one, centred=0, patches=one.patches + 1) for one in whole.rows)
+    assert float(outside_shares(replace(whole, rows=rows), images)[0]) > 1e-3  # measured 8e-3
+
+
+def test_every_client_has_its_own_mean(photographs: Tensor) -> None:
+    images = photographs[1:5]
+    client = Client(backbone(), "train", rule=two_clients)
+    seen = client.observe(images, torch.arange(4) % 3, Knowledge(), torch.Generator().manual_seed(0))
+    penalty = PatchMatching().prepare(seen)
+    assert not penalty.separable
+    for some, expected in (
+        (images, [False] * 4),
+        (torch.cat([images[:3], images[3:].flip(3)]), [False, False, True, True]),
+    ):
+        found = penalty.misplaced(Reconstruction(some, torch.arange(4), 0.0))
+        assert found is not None
+        # statistics of the second client are those of both of its images
+        assert found.tolist() == expected
+
+
+def test_images_with_more_patches_than_rows_are_sought_together(penalty: PatchPenalty) -> None:
+    searched = penalty.searched
+    assert penalty.separable
+    assert spanned(searched)
+    more = tuple(replace(one, patches=len(one.values) + 1) for one in searched.rows)
+    assert not spanned(replace(searched, rows=more))
+    assert not replace(penalty, searched=replace(searched, rows=more)).separable
 
 
 def test_images_with_known_statistics_are_sought_one_by_one(informed: Observation, truth: Tensor) -> None:

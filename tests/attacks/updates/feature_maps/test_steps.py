@@ -85,20 +85,26 @@ def test_eigenvectors_that_are_not_asked_for_need_not_converge() -> None:
     assert counts[1] < 0.7 * counts[0]
 
 
-def test_eigenvalues_that_are_too_small_are_not_refined() -> None:
+@pytest.mark.parametrize(
+    ("start", "least", "steps"),
+    [(0.9, 0.99, 2), (0.9, 0.8, None), (1.0, 0.9999, None)],
+)
+def test_eigenvalues_that_are_too_small_are_not_refined(start: float, least: float, steps: int | None) -> None:
     basis = torch.linalg.qr(torch.randn(300, 300, generator=generator(), dtype=torch.float64))[0]
-    values = torch.linspace(0.9, 0, 300).double()
+    # three values, and a dense spectrum a little below where the search might stop too early
+    values = torch.cat([torch.full((3,), start), start - 1e-3 - torch.linspace(0, start - 1e-3, 297)]).double()
     matrix, applied = basis * values @ basis.T, []
 
     def apply(rows: torch.Tensor) -> torch.Tensor:
         applied.append(len(rows))
         return rows @ matrix
 
-    for least, ends in ((0.99, True), (0.8, False)):
-        applied.clear()
-        found = leading_eigenspace(apply, 300, 4, 3, least, depth=8, restarts=20)
-        assert (len(applied) == 8) == ends
-        assert float(found.values[0]) < 0.9 + 1e-9
+    found = leading_eigenspace(apply, 300, 4, 3, least, depth=8, restarts=60)
+    if steps is not None:
+        assert len(applied) == 8 * steps
+    else:
+        torch.testing.assert_close(found.values[:3], values[:3], rtol=0, atol=1e-9)
+    assert values[3] - found.residuals[3] - 1e-9 <= found.values[3] <= values[3] + 1e-9
 
 
 @pytest.mark.parametrize("n", [1, 3, 6])

@@ -15,12 +15,14 @@ from lit_recon.attacks.updates.feature_maps import matching
 from lit_recon.attacks.updates.feature_maps.convolutions import Convolution
 from lit_recon.attacks.updates.feature_maps.convolutions import patch_system as system_of
 from lit_recon.attacks.updates.feature_maps.matching import REACH, FeatureMapPenalty, InputMap
-from lit_recon.attacks.updates.feature_maps.matching import nearest_maps as nearest_to
+from lit_recon.attacks.updates.feature_maps.pinned_network import PinnedNetwork, _factors, measured_maps
 from lit_recon.attacks.updates.feature_maps.recovery import RecoveredMaps
-from lit_recon.attacks.updates.feature_maps.upstream import KnownMaps, PinnedNetwork, _Behind, _solved, measured_maps
+from lit_recon.attacks.updates.feature_maps.upstream import KnownMaps, _Behind, _solved
+from lit_recon.attacks.updates.feature_maps.upstream import nearest_maps as nearest_to
 from lit_recon.clients import Client, LocalSteps
-from lit_recon.defenses import GradientClipping
-from lit_recon.records import BatchNormMode, Knowledge, Observation
+from lit_recon.defenses import Defense, GaussianNoise, GradientClipping, GradientPruning, PerExampleClipping
+from lit_recon.models import Backbone, Trunk
+from lit_recon.records import BatchNormMode, Knowledge, Normalization, Observation
 from tests.attacks.updates.feature_maps.test_recovery import backbone, observed
 
 
@@ -133,15 +135,69 @@ def test_the_scale_of_a_clipped_update_is_found(photographs: Tensor, told: bool)
     assert measured.scale == pytest.approx(0.3, rel=1e-4)
 
 
+class Bare(Trunk):
+    """Two convolutions; behind the first ReLU without a bias."""
+
+    def __init__(self) -> None:
+        super().__init__((3, 8, 8), {})
+        self.out_features = 16 * 8 * 8
+        first, second = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 16, 3, padding=1, bias=False)
+        self.layers = nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), nn.Flatten())
+
+    def forward(self, images: Tensor) -> Tensor:
+        maps: Tensor = self.layers(images)
+        return maps
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_factor_that_no_bias_tells_from_the_norm_is_not_guessed(photographs: Tensor, bias: bool) -> None:
+    """Of two classes the derivatives of the logits have one direction: any norm fits with some factor."""
+    torch.manual_seed(0)
+    model = Backbone(Bare(), 2, Normalization((0.5,) * 3, (0.25,) * 3)).eval()
+    model.head = nn.Linear(model.trunk.out_features, 2, bias=bias)
+    image, labels, defense = photographs[:1, :, ::4, ::4], torch.zeros(1, dtype=torch.int64), GradientClipping(0.01)
+    seen = Client(model, "eval", defense).observe(image, labels, Knowledge(defense=True))
+    layer = "trunk.layers.2"
+    truth = true_inputs(seen, image)[layer]
+    found = measured_maps(seen, PinnedNetwork(seen), layer, truth / truth.norm(), labels)
+    if not bias:
+        assert found is None
+        return
+    assert found is not None
+    assert float((found.maps - truth).norm() / truth.norm()) < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("defense", "known", "expected"),
+    [
+        (Defense(), True, (False,)),
+        (GradientClipping(1.0), True, (True,)),
+        (PerExampleClipping(1.0), True, (True,)),
+        (GradientPruning(0.5), True, (False,)),
+        (GaussianNoise(1e-6), True, (False,)),
+        (Defense(), False, (False, True)),
+    ],
+)
+def test_factors_are_sought_where_a_defense_may_have_scaled(
+    photographs: Tensor, defense: Defense, known: bool, expected: tuple[bool, ...]
+) -> None:
+    client = Client(backbone(norm="group"), "eval", defense)
+    labels, generator = torch.zeros(1, dtype=torch.int64), torch.Generator().manual_seed(0)
+    seen = client.observe(photographs[:1], labels, Knowledge(defense=known), generator)
+    assert _factors(seen, "head.weight") == expected
+    local = LocalSteps(client.model, 1, 0.1)
+    assert _factors(replace(seen, operator=local), "head.weight") == (False,)
+
+
 def test_convolutions_before_given_maps_can_be_skipped(photographs: Tensor) -> None:
     seen = observed(photographs[:2])
     network, layer, labels = PinnedNetwork(seen), "trunk.blocks.5.conv1", torch.arange(2)
     network.given = {layer: true_inputs(seen, photographs[:2])[layer]}
-    logits, gradient = network().detach(), network.head_gradient("head.weight", labels)
+    logits, gradient = network().detach(), network.head_gradient(["head.weight", "head.bias"], labels)
     names = list(network.inputs)
     network.skipped = set(names[: names.index(layer)])
     assert torch.equal(network().detach(), logits)
-    assert torch.equal(network.head_gradient("head.weight", labels), gradient)
+    assert torch.equal(network.head_gradient(["head.weight", "head.bias"], labels), gradient)
     assert not any(network.outputs[name].any() for name in network.skipped)
     assert network.outputs[layer].any()
 

@@ -24,7 +24,7 @@ from lit_recon.attacks.updates import (
     PatchMatching,
     Pixels,
 )
-from lit_recon.attacks.updates.feature_maps import matching
+from lit_recon.attacks.updates.feature_maps import matching, upstream
 from lit_recon.attacks.updates.feature_maps.matching import ANGLE, FeatureMapPenalty
 from lit_recon.attacks.updates.feature_maps.patch_penalty import PatchPenalty
 from lit_recon.attacks.updates.feature_maps.upstream import KnownMaps
@@ -142,7 +142,7 @@ def test_a_further_start_uses_all_known_layers(
     with torch.no_grad():
         both = {names[0]: seen.model.trunk.layers[:3](truth * 4 - 2), names[1]: truth * 4 - 2}  # type: ignore[index, union-attr, operator]
     known = KnownMaps({name: maps.double() for name, maps in both.items()}, dict.fromkeys(names, 0.0), torch.arange(2))
-    monkeypatch.setattr(matching, "nearest_maps", lambda *_: known)
+    monkeypatch.setattr(upstream, "nearest_maps", lambda *_: known)
     run = maps([0, 1], further=1, steps=1).begin([seen])
     first = penalty_of(run.state)
     run.advance()
@@ -386,7 +386,7 @@ def test_a_rehearsal_and_a_measurement_follow_no_maps(seen: Observation, monkeyp
     def followed(*_: object) -> None:
         raise AssertionError("maps were followed")
 
-    monkeypatch.setattr(matching, "nearest_maps", followed)
+    monkeypatch.setattr(upstream, "nearest_maps", followed)
     attack = GradientMatching(FeaturesOnly(), features=MapMatching(), steps=2)
     attack.rehearse([seen])
     assert attack.measured_execution([seen, seen]) in ("loop", "vmap")

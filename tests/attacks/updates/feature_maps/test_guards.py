@@ -32,7 +32,7 @@ def test_an_exhausted_space_is_not_filled_with_rounding() -> None:
         seen.append(len(rows))
         return (rows @ axes.T * torch.tensor([3.0, 2.0, 1.0], dtype=torch.float64)) @ axes
 
-    values, vectors = leading_eigenspace(apply, 40, 3)
+    values, vectors, _ = leading_eigenspace(apply, 40, 3)
     torch.testing.assert_close(values, torch.tensor([3.0, 2.0, 1.0], dtype=torch.float64))
     torch.testing.assert_close((vectors @ axes.T).abs(), torch.eye(3, dtype=torch.float64), rtol=0.0, atol=1e-9)
     # five random rows and the three directions of the range that they miss span all that the operator reaches

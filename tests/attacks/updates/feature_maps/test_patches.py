@@ -368,7 +368,7 @@ def test_statistics_of_the_batch_take_the_mean_patch_out_of_the_span(
     penalty = PatchMatching().prepare(seen)
     assert misplaced(penalty, *images) == [False, False]
     assert misplaced(penalty, images[0], images[1].flip(2)) != [False, False]
-    monkeypatch.setattr(patch_penalty, "centred", lambda _: False)
+    monkeypatch.setattr(penalty.searched.passes, "means", 0)
     assert misplaced(penalty, *images) != [False, False]
 
 

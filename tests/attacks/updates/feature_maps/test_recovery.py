@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from lit_recon.attacks.updates import MapRecovery
+from lit_recon.attacks.updates.feature_maps import recovery
 from lit_recon.attacks.updates.feature_maps.convolutions import find_convolutions
 from lit_recon.attacks.updates.feature_maps.matching import InputMap
 from lit_recon.attacks.updates.feature_maps.recovery import unfit
@@ -73,6 +74,20 @@ def test_the_layer_nearest_to_the_image_is_taken(photographs: Tensor) -> None:
     assert MapRecovery()(observed(photographs[:5])).convolution.name == "trunk.blocks.6.conv1"
     # without fixed statistics nobody knows what stands behind that kernel
     assert MapRecovery()(observed(photographs[:5], mode="train")).convolution.name == "trunk.blocks.6.conv2"
+
+
+def test_what_follows_counts_with_its_residual(photographs: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An eigenvalue that has not converged may be as large as those of the maps."""
+    seen, real = observed(photographs[:1]), recovery.leading_eigenspace
+    assert MapRecovery()(seen).next_outside > 0
+
+    def unsure(*given: Any, **settings: Any) -> Any:
+        found = real(*given, **settings)
+        return found._replace(residuals=torch.full_like(found.residuals, 1.0))
+
+    monkeypatch.setattr(recovery, "leading_eigenspace", unsure)
+    with pytest.raises(UnsupportedModelError, match="maps have their patches in its gradient"):
+        MapRecovery()(seen)
 
 
 def test_a_layer_with_as_many_patches_as_channels_comes_last(photographs: Tensor) -> None:

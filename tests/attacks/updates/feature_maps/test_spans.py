@@ -166,13 +166,18 @@ def test_every_client_has_its_own_mean(photographs: Tensor) -> None:
         assert found.tolist() == expected
 
 
-def test_images_with_more_patches_than_rows_are_sought_together(penalty: PatchPenalty) -> None:
+def test_images_with_more_patches_than_rows_are_sought_together(penalty: PatchPenalty, informed: Observation) -> None:
     searched = penalty.searched
     assert penalty.separable
     assert spanned(searched)
     more = tuple(replace(one, patches=len(one.values) + 1) for one in searched.rows)
     assert not spanned(replace(searched, rows=more))
     assert not replace(penalty, searched=replace(searched, rows=more)).separable
+    # of single places no difference is left
+    told = PatchMatching().prepare(informed).searched
+    single = tuple(replace(one, layer=replace(one.layer, places=1)) for one in told.rows)
+    assert spanned(told)
+    assert not spanned(replace(told, rows=single))
 
 
 def test_images_with_known_statistics_are_sought_one_by_one(informed: Observation, truth: Tensor) -> None:

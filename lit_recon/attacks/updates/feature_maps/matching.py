@@ -19,10 +19,7 @@ from lit_recon.attacks.updates.feature_maps.input_map import (
     likely_contrast,
     told_by_statistics,
 )
-from lit_recon.attacks.updates.feature_maps.recovery import (
-    MapRecovery,
-    RecoveredMaps,
-)
+from lit_recon.attacks.updates.feature_maps.recovery import MapRecovery, RecoveredMaps
 from lit_recon.attacks.updates.gradient_matching.matching import update_distance
 from lit_recon.attacks.updates.gradient_matching.priors import Penalty
 from lit_recon.attacks.updates.labels.head import (

@@ -155,10 +155,11 @@ def measured_maps(
     from scipy.optimize import least_squares
 
     weight, bias = find_head(observation, "feature maps")
-    update = {name: value.detach().cpu().double() for name, value in observation.update.items()}
     # the bias tells a factor and norms apart
-    names = [weight, *([bias] if bias is not None and bias in update and update[bias].any() else [])]
-    target, n = torch.cat([update[name].view(len(update[name]), -1) for name in names], dim=1), len(directions)
+    told = bias is not None and bias in observation.update and bool(observation.update[bias].any())
+    names = [weight, bias] if told and bias else [weight]
+    seen = [observation.update[name].detach().cpu().double() for name in names]
+    target, n = torch.cat([value.view(len(value), -1) for value in seen], dim=1), len(directions)
     received = network.record_input(weight.rpartition(".")[0])
 
     def place(logs: Any) -> Tensor:
@@ -168,12 +169,40 @@ def measured_maps(
     def assigned() -> Tensor:
         with torch.no_grad():
             probabilities = network().softmax(dim=1)
-        return order_labels(received[-1], probabilities, update[weight], labels)
+        return order_labels(received[-1], probabilities, seen[0], labels)
 
     def misfit(order: Tensor, scaled: bool) -> tuple[Tensor, float]:
         gradient = network.head_gradient(names, order)
         scale = float((gradient * target).sum() / gradient.square().sum()) if scaled else 1.0
         return (scale * gradient - target) / target.norm(), scale
+
+    def fitted(scaled: bool) -> MeasuredMaps | None:
+        trials = []
+        for factor in torch.linspace(-1.5, 1.5, 9, dtype=torch.float64).tolist():
+            logs = torch.full((n,), usual + factor, dtype=torch.float64)
+            place(logs)
+            order = assigned()
+            trials.append((float(misfit(order, scaled)[0].norm()), logs, order))
+        _, logs, order = min(trials, key=lambda trial: trial[0])
+        for _ in range(3):
+
+            def residual(logs: Any, order: Tensor = order) -> Any:
+                place(logs)
+                return misfit(order, scaled)[0].flatten().numpy()
+
+            found = least_squares(residual, logs, method="trf", xtol=1e-12, ftol=1e-12, gtol=1e-12, max_nfev=20)
+            logs = torch.as_tensor(found.x)
+            maps, previous = place(logs), order
+            order = assigned()
+            if not torch.equal(order, previous):
+                continue
+            left, scale = misfit(order, scaled)
+            # where norms hardly change the fit, any would do with some factor
+            steepness = float(torch.linalg.svdvals(torch.as_tensor(found.jac))[-1])
+            known = not scaled or max(float(left.norm()), _ROUNDING) < _TOLD * steepness
+            explained = float(left.norm()) < SCALED and scale > 0 and known
+            return MeasuredMaps(maps, order, scale) if explained else None
+        return None
 
     with torch.no_grad():
         network.given = {}
@@ -182,35 +211,10 @@ def measured_maps(
     before = list(network.inputs)
     network.skipped = set(before[: before.index(layer)])
     try:
-        for scaled in _factors(observation, weight):
-            trials = []
-            for factor in torch.linspace(-1.5, 1.5, 9, dtype=torch.float64).tolist():
-                logs = torch.full((n,), usual + factor, dtype=torch.float64)
-                place(logs)
-                order = assigned()
-                trials.append((float(misfit(order, scaled)[0].norm()), logs, order))
-            _, logs, order = min(trials, key=lambda trial: trial[0])
-            for _ in range(3):
-
-                def residual(logs: Any, order: Tensor = order, scaled: bool = scaled) -> Any:
-                    place(logs)
-                    return misfit(order, scaled)[0].flatten().numpy()
-
-                found = least_squares(residual, logs, method="trf", xtol=1e-12, ftol=1e-12, gtol=1e-12, max_nfev=20)
-                logs = torch.as_tensor(found.x)
-                maps, previous = place(logs), order
-                order = assigned()
-                if torch.equal(order, previous):
-                    left, scale = misfit(order, scaled)
-                    # where norms hardly change the fit, any would do with some factor
-                    steepness = float(torch.linalg.svdvals(torch.as_tensor(found.jac))[-1])
-                    known = not scaled or max(float(left.norm()), _ROUNDING) < _TOLD * steepness
-                    if float(left.norm()) < SCALED and scale > 0 and known:
-                        return MeasuredMaps(maps, order, scale)
-                    break
+        tried = (fitted(scaled) for scaled in _factors(observation, weight))
+        return next((one for one in tried if one is not None), None)
     finally:
         network.skipped = set()
-    return None
 
 
 def _factors(observation: Observation, weight: str) -> tuple[bool, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 from lit_recon.attacks.updates.feature_maps.convolutions import defense_hides
 from lit_recon.attacks.updates.feature_maps.input_map import (
     InputMap,
+    centred,
     concatenated,
     contrast_reach,
     coupled,
@@ -98,6 +99,8 @@ class FeatureMapPenalty(Penalty):
         notes: the maps found, and their certificate.
         known: maps of this and of later layers with the labels in their order, where they are known.
         lengths: of the parts of `maps` whose images are each in an order of its own; empty: one order.
+        later: labels with which maps are followed for a further start only.
+        going: whether candidates begin with images that have these maps already.
     """
 
     observation: Observation
@@ -109,11 +112,24 @@ class FeatureMapPenalty(Penalty):
     notes: tuple[str, ...]
     known: KnownMaps | None = None
     lengths: tuple[int, ...] = ()
+    later: Tensor | None = None
+    going: bool = False
 
     def with_labels(self, labels: Tensor) -> FeatureMapPenalty:
         """The penalty on the maps nearest to the images that follow from these and the labels `(n,)`, if any do."""
         if self.partial or self.spanned:
             return self
+        # statistics of the batch make following take longer than the search, which most single images need alone;
+        # where they are unknown, contrast shows in accurate maps only
+        if len(labels) == 1 and centred(self.observation) and not coupled(self.observation):
+            return replace(self, later=labels)
+        return self._followed(labels)
+
+    @cached_property
+    def _followed_later(self) -> FeatureMapPenalty:
+        return self if self.later is None else self._followed(self.later)
+
+    def _followed(self, labels: Tensor) -> FeatureMapPenalty:
         # loaded only where maps are followed
         from lit_recon.attacks.updates.feature_maps.upstream import nearest_maps
 
@@ -136,8 +152,18 @@ class FeatureMapPenalty(Penalty):
         return not self.recovered.separated
 
     def for_further_start(self, found: Reconstruction, going: bool) -> FeatureMapPenalty:
-        """The penalty on the mean over all layers whose maps are known."""
-        return self if self.known is None or len(self.known.maps) == 1 else self._on(list(self.known.maps))
+        """The penalty on the mean over all layers whose maps are known; without priors for images that go on."""
+        penalty = replace(self._followed_later, going=going)
+        known = penalty.known
+        return penalty if known is None or len(known.maps) == 1 else penalty._on(list(known.maps))
+
+    def goes_on(self, found: Reconstruction, fresh: bool) -> bool:
+        """Images that have the recovered maps, but not yet accurately enough to have the update."""
+        return fresh and not self.spanned and bool((self.angles(found.images) <= ANGLE).all())
+
+    def prior_share(self, progress: float) -> float:
+        """Priors are for candidates from elsewhere."""
+        return 0.0 if self.going else 1.0
 
     def kept(self, found: Reconstruction) -> Tensor | None:
         """Certified images; of a span, those that have maps in it, each once."""

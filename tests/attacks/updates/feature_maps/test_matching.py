@@ -20,7 +20,8 @@ from lit_recon.attacks.updates import (
     Pixels,
     TotalVariation,
 )
-from lit_recon.attacks.updates.feature_maps.matching import InputMap, arranged_labels
+from lit_recon.attacks.updates.feature_maps import upstream
+from lit_recon.attacks.updates.feature_maps.matching import ANGLE, FeatureMapPenalty, InputMap, arranged_labels
 from lit_recon.clients import Client
 from lit_recon.defenses import GaussianNoise, GradientDropout, GradientPruning
 from lit_recon.errors import ConfigError, UnsupportedModelError
@@ -187,6 +188,52 @@ def test_images_found_in_a_span_are_kept_each_once(photographs: Tensor) -> None:
     # where maps are told apart, certified images are kept
     apart = replace(penalty, recovered=replace(penalty.recovered, separated=True))
     assert torch.equal(apart.kept(found), none)  # type: ignore[arg-type]
+
+
+def test_a_single_image_with_known_statistics_is_followed_for_a_further_start_only(
+    photographs: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    model = Backbone(Shallow(side=8, channels=64), 5, Normalization((0.5,) * 3, (0.25,) * 3)).eval()
+    truth = photographs[:1, :, ::4, ::4]
+    labels, calls = torch.tensor([0]), []
+    follow = upstream.nearest_maps
+    monkeypatch.setattr(upstream, "nearest_maps", lambda *given: calls.append(given) or follow(*given))
+    for mode, knowledge, at_once in (
+        ("eval", Knowledge(), True),
+        ("train", Knowledge(), True),  # contrast shows in accurate maps only
+        ("train", Knowledge(batch_norm="batch"), False),
+    ):
+        before, seen = len(calls), Client(model, mode).observe(truth[:1], labels, knowledge)
+        penalty = MapMatching().prepare(seen).with_labels(labels)
+        assert (len(calls) > before) is at_once, (mode, knowledge)
+    assert penalty.known is None
+    found = Reconstruction(truth[:1], labels, 0.0)
+    for going in (True, False):
+        further = penalty.for_further_start(found, going)
+        assert further.known is not None
+        assert float(further.angles(found.images)) < 1e-9
+        assert further.prior_share(0.0) == (0.0 if going else 1.0)
+        assert further.notes[: len(penalty.notes)] == penalty.notes
+    assert len(calls) == before + 1  # both use the same maps
+
+
+def test_images_with_the_recovered_maps_but_another_update_go_on(photographs: Tensor) -> None:
+    torch.manual_seed(0)
+    truth = photographs[:2, :, ::4, ::4]
+    seen = observed(truth, Backbone(Shallow(side=8, channels=64), 5, Normalization((0.5,) * 3, (0.25,) * 3)).eval())
+    penalty = MapMatching().prepare(seen)
+    assert isinstance(penalty, FeatureMapPenalty)
+    images, labels = truth[penalty.in_order(truth)], torch.arange(2)
+    noise = torch.randn(truth.shape, generator=torch.Generator().manual_seed(0))
+    near, far = (Reconstruction(images + size * noise, labels, 0.0) for size in (1e-4, 0.1))
+    assert float(penalty.angles(near.images).max()) < ANGLE < float(penalty.angles(far.images).max())
+    assert [penalty.goes_on(one, fresh) for one in (near, far) for fresh in (True, False)] == [
+        True,
+        False,
+        False,
+        False,
+    ]
 
 
 def test_maps_are_those_of_the_layer(photographs: Tensor) -> None:

@@ -54,7 +54,7 @@ class PartialFit(NamedTuple):
     Attributes:
         maps: the input map, `(c, h, w)`, at least 0.
         active: which outputs the ReLU behind lets through, `(channels, rows, columns)` in [0, 1].
-        misfit: root mean square misfit of the guess, relative to that of the observed entries.
+        misfit: root mean square misfit of the guess, relative to that of the observed entries; infinite without any.
         left: the same of the fit.
     """
 
@@ -114,6 +114,14 @@ class PartialGradient:
         guess, active = maps.double().flatten(1), active.double().flatten(1)
         derivative = derivative.double().flatten(1)
         size = guess.square().mean().sqrt().clamp_min(torch.finfo(torch.float64).tiny)
+        if self.observed == 0:
+            unknown = torch.ones_like(guess).view(shapes[0]), torch.ones_like(active).view(shapes[1])
+            return PartialFit(
+                MapEstimate(guess.view(shapes[0]), unknown[0] * (_MAPS * size) ** 2),
+                MapEstimate(active.view(shapes[1]), unknown[1] * _ACTIVE**2),
+                math.inf,
+                math.inf,
+            )
         # equations of channels with small derivatives count as much as others, since they are as exact
         scale = derivative.abs().amax(1, keepdim=True)
         scale = scale.clamp_min(_SMALLEST * float(scale.max())).clamp_min(torch.finfo(torch.float64).tiny)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -98,3 +100,19 @@ def test_what_no_entry_tells_stays_at_the_guess() -> None:
     guess = (layer.maps + 0.3 * layer.maps.square().mean().sqrt() * layer.noise).clamp_min(0)
     torch.testing.assert_close(found.maps.values[3], guess[3])
     assert found.maps.variances[3].min() == found.maps.variances.max()
+
+
+def test_a_gradient_without_observed_entries_tells_nothing() -> None:
+    layer = Layer()
+    layer.gradient[:] = 0
+    found = layer.fit(0.3, 0.0)
+    guess = (layer.maps + 0.3 * layer.maps.square().mean().sqrt() * layer.noise).clamp_min(0)
+    torch.testing.assert_close(found.maps.values, guess)
+    torch.testing.assert_close(found.active.values, layer.active)
+    assert (found.misfit, found.left) == (math.inf, math.inf)
+    # the same variances as where single channels of the map are hidden
+    layer = Layer()
+    layer.gradient[:, 3] = 0
+    usual = layer.fit(0.3, 0.0)
+    assert float(found.maps.variances.min()) > float(usual.maps.variances.median())
+    assert float(found.active.variances.min()) >= float(usual.active.variances.max())

@@ -129,6 +129,17 @@ def test_maps_are_found_from_a_tenth_of_the_gradient_and_a_gray_image(image: Ten
 
 
 @pytest.mark.usefixtures("small_maps")
+@pytest.mark.parametrize("number", [0, 1, -1])
+def test_a_convolution_without_gradient_is_passed_over(seen: Observation, number: int) -> None:
+    steps = searching(seen)[1].steps
+    name = f"{steps[number].convolution.name}.weight"
+    gone = replace(seen, update={**seen.update, name: torch.zeros_like(seen.update[name])})
+    found = searching(gone)[1].descend()
+    assert len(found.maps) > 1
+    assert all(bool(part.isfinite().all()) for one in found.maps.values() for part in one)
+
+
+@pytest.mark.usefixtures("small_maps")
 def test_maps_around_an_image_that_is_near_are_nearer(image: Tensor) -> None:
     seen = observed(image, GradientDropout(0.7))
     penalty, search = searching(seen)

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from benchmarks.certificates import attacks_of
+from lit_recon.attacks.updates import LBFGS, FirstApplicable
 from lit_recon.attacks.updates.feature_maps.convolutions import Convolution, patch_span
 from lit_recon.attacks.updates.feature_maps.equations import _factor
 from lit_recon.attacks.updates.feature_maps.recovery import _sharpened
+from lit_recon.clients import GradientOperator, LocalSteps
+from lit_recon.defenses import Chain, Defense, GaussianNoise, GradientPruning
+from lit_recon.records import BatchNormMode, ForwardOperator, Loss, Observation
 from lit_recon.solving import leading_eigenspace
+from tests.attacks.updates.feature_maps.patch_victims import victim
 
 
 @pytest.mark.parametrize(("size", "determined"), [(1e-5, True), (1e-8, False)])
@@ -77,3 +85,41 @@ def test_channels_without_gradient_are_no_part_of_the_span(monkeypatch: pytest.M
     # fewer channels than patches, and none
     assert patch_span(pruned, 20).basis.shape == (30, 20)
     assert patch_span(torch.zeros_like(pruned), 4).gap == 1
+
+
+def without_convolutions(seen: Observation) -> Observation:
+    return replace(seen, update={name: value * (value.ndim < 4) for name, value in seen.update.items()})
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("mode", ["eval", "train"])
+@pytest.mark.parametrize(
+    ("defense", "known", "zeros", "steps"),
+    [
+        (None, True, True, 1),
+        (GradientPruning(0.5), True, True, 1),
+        (None, False, True, 2),
+        (GaussianNoise(100.0), True, False, 1),
+        (GaussianNoise(100.0), False, False, 1),
+        (Chain([GradientPruning(0.5), GaussianNoise(1e-3)]), False, False, 1),
+        (GradientPruning(0.999), True, False, 2),
+    ],
+    ids=["zeros", "pruned zeros", "zeros of steps", "noise", "unknown noise", "pruned, unknown noise", "too few"],
+)
+def test_the_attacks_end_with_finite_images_and_without_certificates_where_little_is_left(
+    photographs: Tensor, n: int, mode: str, defense: Defense | None, known: bool, zeros: bool, steps: int
+) -> None:
+    def rule(model: nn.Module, batch_norm: BatchNormMode, loss: Loss) -> ForwardOperator:
+        if steps == 1:
+            return GradientOperator(model, batch_norm, loss)
+        return LocalSteps(model, steps, 1e-3, batch_norm=batch_norm, loss=loss)
+
+    seen = victim(photographs[:n, :, ::4, ::4], defense, known, mode, rule)
+    attacks = attacks_of("feature_maps")
+    for attack in attacks:
+        attack.steps = 1
+        attack.solver = LBFGS(inner=2) if isinstance(attack.solver, LBFGS) else attack.solver
+    [found] = FirstApplicable(attacks).run([without_convolutions(seen) if zeros else seen])
+    assert bool(found.images.isfinite().all())
+    assert found.certified is None or not found.certified.any()
+    assert any("not applicable: " in note for note in found.notes)

@@ -86,12 +86,15 @@ def attacks(records: Sequence[Content]) -> str:
         loss = _spread(own, "final_train_loss", ".2f") + _printed(grid["paper"]["losses"], grid, defense, strength)
         rows.append([title_of(grid, defense, strength), *cells, _spread(own, "accuracy", ".1%"), loss])
     titles = [attack["title"] for attack in grid["attacks"].values()]
-    cells = [row for row in _rows(records, "evaluation") if "nearest_public_rmse" in row]
+    all_cells = _rows(records, "evaluation")
+    cells = [row for row in all_cells if "nearest_public_rmse" in row]
     nearest, mean = (shown(_mean(cells, f"{name}_rmse")) for name in ("nearest_public", "mean_image"))
     start = f"Of {cells[0]['n']:g} images; the nearest public image has {nearest}, the mean image {mean}:"
-    hours = sum(row_of(record)["cpu_seconds"] for record in records) / 3600
-    parts = "All parts together, also those measured again, took"
-    spent = f"{parts} {shown(hours, '.0f')} processor hours, without the time of a GPU."
+    attacking, training = (sum(row.get("seconds") or 0 for row in part) / 3600 for part in (all_cells, trainings))
+    spent = (
+        f"The attacks took {shown(attacking, '.0f')} hours of one core and the trainings {shown(training, '.0f')}, each "
+        "counted once; further seeds of some trainings were computed on a GPU."
+    )
     return f"{start}\n\n{markdown(['defense', *titles, 'accuracy', 'training loss'], rows)}\n\n{spent}"
 
 

@@ -92,8 +92,8 @@ def attacks(records: Sequence[Content]) -> str:
     start = f"Of {cells[0]['n']:g} images; the nearest public image has {nearest}, the mean image {mean}:"
     attacking, training = (sum(row.get("seconds") or 0 for row in part) / 3600 for part in (all_cells, trainings))
     spent = (
-        f"The attacks took {shown(attacking, '.0f')} hours of one core and the trainings {shown(training, '.0f')}, each "
-        "counted once; further seeds of some trainings were computed on a GPU."
+        f"The attacks took {shown(attacking, '.0f')} hours of one core and the trainings "
+        f"{shown(training, '.0f')}, each counted once; further seeds of some trainings were computed on a GPU."
     )
     return f"{start}\n\n{markdown(['defense', *titles, 'accuracy', 'training loss'], rows)}\n\n{spent}"
 
@@ -174,24 +174,29 @@ def equal_price(records: Sequence[Content], name: str) -> str:
 
 @table("liu2025_ranking", f"all {_GRID}_**")
 def ranking(records: Sequence[Content]) -> str:
-    """Defenses by what the strongest attack of honest servers finds, with and without the new attacks, best first."""
+    """Defenses by what the strongest attack of honest servers finds, best first.
+
+    Without and with the new attacks, and with them where the statistics of the batch are not known.
+    """
     grid = configuration(f"evaluate/{_GRID}.yaml")
     titles = {name: family["title"] for name, family in grid["defenses"].items()}
     malicious, new = {*_malicious(grid)}, grid["without"]
     sides = {frozenset(one.side.barred): one for one in _comparisons(grid, records)}
-    whole, without = (sides.get(frozenset(barred)) for barred in (malicious, malicious | {*new}))
-    if whole is None or without is None:
+    informed = {*_informed(grid)} & {row["attack"] for row in _rows(records, "batches")}
+    whole, without, uninformed = (sides.get(frozenset(malicious | barred)) for barred in (set[str](), {*new}, informed))
+    if whole is None or without is None or uninformed is None:
         return NOT_MEASURED
     rows = []
     for limit in whole.found:
         cells = []
-        for one in (without, whole):
+        for one in (without, whole, uninformed):
             order = sorted(one.found[limit].items(), key=lambda item: -item[1].value)
             ranked = [f"{titles[name]} {'> ' * own.ends}{shown(own.value)}" for name, own in order]
             cells.append("; ".join([f"**{ranked[0]}**", *ranked[1:]]))
         rows.append([f"{100 * limit:g}", *cells])
     titles_of_new = _titles(grid, new)
-    return markdown(["points at most", f"without {titles_of_new}", f"with {titles_of_new}"], rows)
+    header = ["points at most", f"without {titles_of_new}", f"with {titles_of_new}"]
+    return markdown([*header, f"with {titles_of_new}, statistics of the batch not known"], rows)
 
 
 def price_plots(records: Sequence[Content]) -> list[Plot]:

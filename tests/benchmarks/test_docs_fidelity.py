@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -149,6 +150,36 @@ def test_every_table_and_figure_has_a_row() -> None:
     assert {"5a", "5b", "5c", "5d"} <= {item.where.partition(" ")[2] for item in PAPERS["balle2022"]}
     assert numbers("balle2022", "table") == {"I", "II", "III", "IV", "IX"}
     assert any(item.where == "tables V to VIII" for item in PAPERS["balle2022"])
+
+
+def test_what_papers_without_numbered_results_say_has_rows() -> None:
+    chen, runkel = PAPERS["chen2024"], PAPERS["runkel2024"]
+    places = Counter(item.where for item in chen)
+    assert places == {"code": 1, "code, MNIST": 4, "code, CIFAR-10": 4, "setting of Liu et al.": 6, "bound": 2}
+    for data in ("MNIST", "CIFAR-10"):
+        said = [item.quantity for item in chen if item.where == f"code, {data}"]
+        starts = (
+            "MSE and PSNR, optimal gradient noise",
+            "MSE and PSNR, optimal gradient pruning",
+            "MSE and PSNR, clamped",
+        )
+        assert all(any(one.startswith(start) for one in said) for start in (*starts, "training behind each defense"))
+    grid = configuration("evaluate/liu2025_table4_small.yaml")["defenses"]
+    strengths = [
+        f"RMSE and accuracy behind optimal gradient {name} {value:g}"
+        for name in ("noise", "pruning")
+        for value in grid[f"optimal_{name}"]["values"]
+    ]
+    assert [item.quantity for item in chen if item.where == "setting of Liu et al."] == strengths
+    for network in ("affine classifier", "network with one hidden layer"):
+        starts = [item.quantity for item in runkel if item.where == network]
+        for start in ("random noise", "other images of the data", "the training images"):
+            assert sum(one.startswith(f"reconstruction from {start}") for one in starts) == 1
+        assert any("starts with 0, 25, 75 and 100 % of the truth" in one for one in starts)
+        assert any(one.startswith("candidates nearer to a training image") for one in starts)
+        conclusions = [item.paper for item in runkel if item.where == f"{network}, conclusion"]
+        assert len(set(conclusions)) == 4
+    assert any(item.where == "tables and figures" for item in runkel)
 
 
 def cases(study: str, factor: str) -> Iterator[tuple[str, str, Any]]:

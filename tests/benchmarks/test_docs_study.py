@@ -10,6 +10,7 @@ import pytest
 from benchmarks.docs import pictures, study
 from benchmarks.docs.figures import Figures
 from benchmarks.docs.marks import NOT_MEASURED
+from benchmarks.docs.tables import configuration
 from tests.benchmarks.test_docs_tables import lines, run
 
 #: Strengths of clipping in the grid, accuracies by repetition, and RMSE of two batches by attack.
@@ -104,12 +105,21 @@ def test_defenses_are_ranked_with_and_without_the_new_attack(parts: list[Any]) -
     errors = {"feature_maps": [5e-4, 5e-4], "geiping2020": [0.6, 0.6], "fowl2021": [0.5, 0.5]}
     others = [part("local_steps", steps, [0.41, 0.41], errors) for steps in (3, 5)]
     header, *rows = lines(study.ranking([*parts, *others]))
-    assert header == ["points at most", "without exact maps", "with exact maps"]
+    names = ["without exact maps", "with exact maps"]
+    assert header == ["points at most", *names, "with exact maps, statistics of the batch not known"]
     assert len(rows) == 4
-    for _, without, whole in rows:
+    for _, without, whole, uninformed in rows:
+        assert uninformed == whole  # no attack of these records knows them
         assert without.replace("> ", "").startswith("**local steps 0.600**; clipping 0.")
         assert whole.startswith("**clipping")
         assert whole.replace("> ", "").endswith("; local steps 0.002")  # that of no defense
+    knowing = {"liu2025": [1e-5, 1e-5]}  # an attack with the statistics of the batch
+    plain = {"feature_maps": [0.001, 0.003], "geiping2020": [0.1, 0.1], "fowl2021": [1e-6, 1e-6]}
+    told = [part("local_steps", steps, [0.41, 0.41], errors | knowing) for steps in (3, 5)]
+    undefended = part("none", None, [0.40, 0.42], plain | knowing)
+    for before, after in zip(rows, lines(study.ranking([undefended, *parts[1:], *told]))[1:], strict=True):
+        assert after[3] == before[3]
+        assert "local steps 1e-5" in after[2].replace("> ", "")
 
 
 def test_the_plot_has_the_points_of_the_tables(parts: list[Any]) -> None:
@@ -226,3 +236,18 @@ def test_two_settings_of_an_attack_stand_side_by_side() -> None:
         ["no defense", "0.120", "0.500", "0.020", "0.900"],
         ["Gaussian noise 0.1", "0.130", "0.400", "–", "–"],
     ]
+
+
+def test_settings_were_chosen_on_development_images_with_enough_iterations() -> None:
+    tuning = configuration("evaluate/liu2025_tuning.yaml")
+    assert tuning["victims"]["pool"] == "development"
+    attacks = tuning["attacks"]
+    assert len(attacks) == 7
+    assert all(one["settings"]["attack"]["init_args"]["steps"] >= 2000 for one in attacks.values())
+    published, tuned = (configuration(f"attack/{name}.yaml") for name in ("liu2025", "liu2025_tuned"))
+    statistics = tuned["attack"]["init_args"]["priors"][1]["init_args"]
+    chosen = attacks["statistics"]["settings"]["attack"]["init_args"]["priors"][1]["init_args"]
+    assert statistics == chosen
+    # nothing else differs from the paper's letter
+    statistics["weight"] = published["attack"]["init_args"]["priors"][1]["init_args"]["weight"]
+    assert {**tuned, "name": published["name"]} == published

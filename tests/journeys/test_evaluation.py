@@ -206,7 +206,8 @@ def test_a_grid_in_parts_is_the_grid(workplace: Path, grid: Path, whole: Path, a
         place(shown, written("no defense")) < place(shown, in_box("not run yet")) < place(shown, written("noise 0.1"))
     )
     assert "No images: not run yet." in (folder / "report.html").read_text()
-    ended = attack("evaluate", "--config", grid, "--out", folder, "--only", "[noise, local]")
+    # how bounds of large networks are computed may be asked for later
+    ended = attack("evaluate", "--config", grid, "--out", folder, "--only", "[noise, local]", "--bound.clients", "1")
     assert ended.code == 0, ended.err
     assert "grid        6 cells, 2 of them done" in ended.out
     assert figures(folder) == figures(whole)

@@ -44,8 +44,8 @@ from lit_recon.reporting.record import read_json
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.writing import Scalar
 
-#: Settings of the comparison and of its trainings; they may change between two calls on one folder.
-_OF_PAGE = ("utility", "utility_seeds", "max_accuracy_drops", "without")
+#: Settings of the comparison, of its trainings and of bounds; they may change between two calls on one folder.
+_OF_PAGE = ("utility", "utility_seeds", "max_accuracy_drops", "without", "bound")
 #: Variance that is added to every pixel of the prior, that of an error of 0.01.
 _FLOOR = 1e-4
 

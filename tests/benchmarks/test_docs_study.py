@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from benchmarks.docs import pictures, study
+from benchmarks.docs.fidelity import liu2025
 from benchmarks.docs.figures import Figures
 from benchmarks.docs.marks import NOT_MEASURED
 from benchmarks.docs.tables import configuration
+from tests.benchmarks.test_docs_fidelity import find, keep
 from tests.benchmarks.test_docs_tables import lines, run
 
 #: Strengths of clipping in the grid, accuracies by repetition, and RMSE of two batches by attack.
@@ -251,3 +253,23 @@ def test_settings_were_chosen_on_development_images_with_enough_iterations() -> 
     # nothing else differs from the paper's letter
     statistics["weight"] = published["attack"]["init_args"]["priors"][1]["init_args"]["weight"]
     assert {**tuned, "name": published["name"]} == published
+
+
+def test_figure_3_is_told_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def table(*errors: str) -> str:
+        header = "| points at most | clipping | gradient dropout | Gaussian noise | pruning |"
+        return f"{header}\n| --- | --- | --- | --- | --- |\n| 1 | {' | '.join(errors)} |"
+
+    honest, old, every = table("0", "0", "**1**", "0"), table("0", "0", "0", "**1**"), table("0", "**1**", "0", "0")
+    sides = {"Honest servers": honest, "Honest servers, without exact maps": old, "Any server": every}
+    text = "\n\n".join(["verdict", *(f"{side}:\n\n{own}" for side, own in sides.items())])
+    monkeypatch.setattr(liu2025.study, "equal_price", lambda records, name: text)
+    keep(tmp_path, "liu2025_table4_small_none", [])
+    items = [item for item in liu2025.ITEMS if item.where == "figure 3" and not item.other_data]
+    assert [find(Figures(tmp_path), item).text for item in items] == [
+        "gradient dropout at 1",
+        "Gaussian noise at 1",
+        "pruning at 1",
+    ]
+    monkeypatch.setattr(liu2025.study, "equal_price", lambda records, name: f"verdict\n\n{every}")
+    assert [item.find(Figures(tmp_path)) is None for item in items] == [False, True, True]

@@ -22,23 +22,27 @@ def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("picture", type=Path, help="file to write")
     parser.add_argument("runs", type=Path, nargs="+", help="run folders with the same target images")
+    parser.add_argument("--titles", nargs="+", help="one for each run; default: the names of the folders")
     parser.add_argument("--columns", type=int, default=8, help="the first so many images")
     arguments = parser.parse_args(given)
-    rows = rows_of(arguments.runs)
+    titles = arguments.titles or [run.name for run in arguments.runs]
+    if len(titles) != len(arguments.runs):
+        parser.error(f"--titles needs one for each of the {len(arguments.runs)} runs; got {len(titles)}")
+    rows = rows_of(arguments.runs, titles)
     arguments.picture.parent.mkdir(parents=True, exist_ok=True)
     draw(rows, arguments.columns, arguments.picture)
 
 
-def rows_of(runs: Sequence[Path]) -> dict[str, Images]:
+def rows_of(runs: Sequence[Path], titles: Sequence[str]) -> dict[str, Images]:
     """Images `(n, c, h, w)` by title: targets, each run's reconstructions with their RMSE, nearest public images."""
     found = [load_file(run / "reconstructions.safetensors") for run in runs]
     for run, tensors in zip(runs, found, strict=True):
         if not np.array_equal(tensors["targets"], found[0]["targets"]):
             raise SystemExit(f"{run} must have the targets of {runs[0]}: give runs with the same data and victims")
     rows = {"target": found[0]["targets"]}
-    for run, tensors in zip(runs, found, strict=True):
+    for run, title, tensors in zip(runs, titles, found, strict=True):
         metrics = json.loads((run / "metrics.json").read_text(encoding="utf-8"))
-        rows[f"{run.name}\nRMSE {metrics['rmse']:.2g}"] = tensors["reconstructions"]
+        rows[f"{title}\nRMSE {metrics['rmse']:.2g}"] = tensors["reconstructions"]
     if "nearest_public" in found[0]:
         rows["nearest public image"] = found[0]["nearest_public"]
     return rows

@@ -273,3 +273,15 @@ def test_figure_3_is_told_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     ]
     monkeypatch.setattr(liu2025.study, "equal_price", lambda records, name: f"verdict\n\n{every}")
     assert [item.find(Figures(tmp_path)) is None for item in items] == [False, True, True]
+
+
+def test_the_study_attacks_with_the_settings_of_the_attack() -> None:
+    def attacks(settings: Any) -> list[Any]:
+        found: list[Any] = settings["attack"]["init_args"]["attacks"]
+        return found
+
+    own = attacks(configuration("evaluate/liu2025_table4_small.yaml")["attacks"]["feature_maps"]["settings"])
+    alone = attacks(configuration("attack/feature_maps.yaml"))
+    # but for the last, which makes way to features as well, for fewer iterations
+    assert own[:-1] == alone[:-1]
+    assert own[-1]["init_args"]["steps"] < alone[-1]["init_args"]["steps"]

@@ -343,9 +343,10 @@ _REST = (
     Item("figure 1", "reconstruction as an inverse problem, a drawing", "no numbers", is_result=False),
     Item(
         "figure 2",
-        "pictures of reconstructions, without and with defenses",
+        "pictures of reconstructions, without and with defenses; ours: "
+        "[evaluation.md](evaluation.md#the-papers-setting-on-two-cores)",
         "no numbers",
-        needs="pictures of cells of `configs/evaluate/liu2025_table4_small.yaml`; pages of runs show some",
+        is_result=False,
     ),
     Item(
         "figure 3",

@@ -182,8 +182,8 @@ def ranking(records: Sequence[Content]) -> str:
     titles = {name: family["title"] for name, family in grid["defenses"].items()}
     malicious, new = {*_malicious(grid)}, grid["without"]
     sides = {frozenset(one.side.barred): one for one in _comparisons(grid, records)}
-    informed = {*_informed(grid)} & {row["attack"] for row in _rows(records, "batches")}
-    whole, without, uninformed = (sides.get(frozenset(malicious | barred)) for barred in (set[str](), {*new}, informed))
+    left_out = (set[str](), {*new}, _knowing(grid, records))
+    whole, without, uninformed = (sides.get(frozenset(malicious | barred)) for barred in left_out)
     if whole is None or without is None or uninformed is None:
         return NOT_MEASURED
     rows = []
@@ -264,12 +264,16 @@ def _titles(grid: Row, attacks: Sequence[str]) -> str:
     return " and ".join(grid["attacks"][name]["title"] for name in attacks)
 
 
+def _knowing(grid: Row, records: Sequence[Content]) -> set[str]:
+    """The attacks with results that know the statistics of the batch."""
+    return {row["attack"] for row in _rows(records, "batches")} & {*_informed(grid)}
+
+
 def _comparisons(grid: Row, records: Sequence[Content]) -> list[DefenseComparison]:
     """Defenses at equal loss of accuracy, by side."""
     malicious, left_out = _malicious(grid), grid.get("without", [])
     titles = {name: attack["title"] for name, attack in grid["attacks"].items()}
-    measured = {row["attack"] for row in _rows(records, "batches")}
-    sides = sides_of(titles, malicious, left_out, measured & {*_informed(grid)})
+    sides = sides_of(titles, malicious, left_out, _knowing(grid, records))
     sides.sort(key=lambda side: bool(malicious) and not side.barred)
     return [one for side in sides if (one := _compared(grid, records, side)) is not None]
 

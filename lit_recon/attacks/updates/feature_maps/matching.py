@@ -13,10 +13,10 @@ from torch.nn.functional import cross_entropy
 from lit_recon.attacks.updates.feature_maps.convolutions import defense_hides
 from lit_recon.attacks.updates.feature_maps.input_map import (
     InputMap,
-    centred,
     concatenated,
     contrast_reach,
     coupled,
+    known_statistics,
     likely_contrast,
     told_by_statistics,
 )
@@ -121,7 +121,7 @@ class FeatureMapPenalty(Penalty):
             return self
         # statistics of the batch make following take longer than the search, which most single images need alone;
         # where they are unknown, contrast shows in accurate maps only
-        if len(labels) == 1 and centred(self.observation) and not coupled(self.observation):
+        if len(labels) == 1 and known_statistics(self.observation):
             return replace(self, later=labels)
         return self._followed(labels)
 

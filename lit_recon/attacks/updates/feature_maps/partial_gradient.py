@@ -115,13 +115,9 @@ class PartialGradient:
         derivative = derivative.double().flatten(1)
         size = guess.square().mean().sqrt().clamp_min(torch.finfo(torch.float64).tiny)
         if self.observed == 0:
-            unknown = torch.ones_like(guess).view(shapes[0]), torch.ones_like(active).view(shapes[1])
-            return PartialFit(
-                MapEstimate(guess.view(shapes[0]), unknown[0] * (_MAPS * size) ** 2),
-                MapEstimate(active.view(shapes[1]), unknown[1] * _ACTIVE**2),
-                math.inf,
-                math.inf,
-            )
+            guess, active = guess.view(shapes[0]), active.view(shapes[1])
+            of_guess = MapEstimate(guess, torch.full_like(guess, float(_MAPS * size) ** 2))
+            return PartialFit(of_guess, MapEstimate(active, torch.full_like(active, _ACTIVE**2)), math.inf, math.inf)
         # equations of channels with small derivatives count as much as others, since they are as exact
         scale = derivative.abs().amax(1, keepdim=True)
         scale = scale.clamp_min(_SMALLEST * float(scale.max())).clamp_min(torch.finfo(torch.float64).tiny)

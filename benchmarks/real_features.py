@@ -1,6 +1,7 @@
 """How well features of real images are recovered from the gradient of a wide layer: by method, batch and defense.
 
     python -m benchmarks.real_features --data.root DIR --checkpoint backbone.safetensors [--sections clean defended ...]
+    python -m benchmarks.real_features --data.root DIR --checkpoint backbone.safetensors --sections sources
 
 The trunk is that of a trained backbone. Behind it stands a wide layer of random neurons, or of random and trained ones,
 and a head. A client computes its gradient on images that the backbone was not trained on; labels repeat as they are
@@ -27,9 +28,10 @@ from benchmarks.record import Record, Row, spread
 from benchmarks.workload import read_cifar10
 from lit_recon.attacks.updates.features.cocktail_party import CocktailParty
 from lit_recon.attacks.updates.features.exact import ExactRecovery
-from lit_recon.attacks.updates.features.layer import FeatureRecovery
+from lit_recon.attacks.updates.features.layer import FeatureRecovery, LayerGradient, RecoveredFeatures
 from lit_recon.attacks.updates.features.matching import FeatureMap
 from lit_recon.attacks.updates.features.moments import MomentRecovery
+from lit_recon.attacks.updates.linear_layer.unmixing import mixtures_of
 from lit_recon.clients import ClientSettings, LocalTraining
 from lit_recon.data import ImageSet
 from lit_recon.data.dataset import seeded_generator
@@ -37,9 +39,23 @@ from lit_recon.defenses import Defense, GaussianNoise, GradientClipping, Gradien
 from lit_recon.metrics import feature_cosines, span_error
 from lit_recon.models import Backbone, WideFeatureLayer
 from lit_recon.models.checkpoint import load_backbone
-from lit_recon.records import Knowledge, Observation
+from lit_recon.records import ForwardOperator, Knowledge, Observation
 
 Activation = Literal["gelu", "relu"]
+
+
+class RandomDirections(FeatureRecovery):
+    """Orthonormal vectors drawn in the span of the layer's gradient: what a separation has to beat."""
+
+    def run(self, seen: LayerGradient, operator: ForwardOperator | None) -> RecoveredFeatures:
+        mixed = mixtures_of(seen.weight_gradient, None, seen.n_examples).basis
+        span = torch.linalg.qr(mixed.T).Q
+        drawn = torch.randn(len(mixed), len(mixed), dtype=span.dtype, generator=seeded_generator(0, "directions"))
+        return RecoveredFeatures(torch.linalg.qr(drawn).Q @ span.T, span, "random directions")
+
+
+#: The published weights, as in configs/attack/kariyappa2023_conv.yaml.
+PUBLISHED = partial(CocktailParty, decorrelation=5.3, sharpness=7.7, sparsity=5.0, steps=2000)
 
 METHODS: dict[str, FeatureRecovery] = {
     "moments": MomentRecovery(),
@@ -47,6 +63,10 @@ METHODS: dict[str, FeatureRecovery] = {
     "exact": ExactRecovery(),
     "neuron_ica": ExactRecovery(starts=("neurons",)),
     "feature_ica": CocktailParty(),
+    "published_ica": PUBLISHED(non_negativity=0.13),
+    "published_ica_any_sign": PUBLISHED(),
+    "published_ica_non_negativity_1": PUBLISHED(non_negativity=1.0),
+    "random_directions": RandomDirections(),
     "null_vectors": ExactRecovery(starts=("null_vectors",)),
 }
 DEFENSES: dict[str, Defense | LocalTraining] = {
@@ -145,18 +165,21 @@ class Bench:
         row: Row = {"methods": {}}
         drawn = [self.observe(cell, draw) for draw in range(cell.draws)]
         for name in cell.methods:
-            outside, worst, certificates, exact, right, seconds = [], [], [], [], [], []
+            outside, means, worst, certificates, exact, right, seconds = [], [], [], [], [], [], []
             for seen, truth in drawn:
                 started = time.process_time()
                 found = METHODS[name](seen)
                 seconds.append(time.process_time() - started)
                 outside.append(float(span_error(found.span.T, truth).mean()))
-                worst.append(1 - float(feature_cosines(found.features, truth).min()))
+                cosines = feature_cosines(found.features, truth)
+                means.append(float(cosines.mean()))
+                worst.append(1 - float(cosines.min()))
                 certificates.append(found.certificate)
                 exact.append(found.exact)
                 right.append(not found.exact or worst[-1] < 1e-4)
             row["methods"][name] = {
                 "span_error": _errors(outside),
+                "cosine": _errors(means),
                 "worst_one_minus_cosine": _errors(worst),
                 "certificate": None if None in certificates else _errors([c for c in certificates if c is not None]),
                 "certified": sum(exact),
@@ -186,6 +209,10 @@ def cells(sections: list[str], batches: list[int], draws: int) -> Iterator[Cell]
             names = ("moments", "moments_control_variates", "neuron_ica", "feature_ica", *last)
             for batch in batches:
                 yield Cell(activation, batch, names, quick)
+    if "sources" in sections:
+        names = ("published_ica", "published_ica_any_sign", "published_ica_non_negativity_1", "random_directions")
+        for batch in batches:
+            yield Cell("relu", batch, names, draws)
     if "variants" in sections:
         for activation in both:
             plain = Cell(activation, 8, ("exact", "moments"), quick)
@@ -212,7 +239,9 @@ def main() -> None:
     arguments, train, private = read_cifar10(parser)
     public = train.subset(torch.randperm(len(train), generator=seeded_generator(0, "public"))[: arguments.public])
     bench = Bench(load_backbone(arguments.checkpoint).model, public, private, arguments.neurons)
-    with Record("real-features", vars(arguments), arguments.pool) as record:
+    # a record of its own, since tables read the newest one of a name
+    name = "feature-sources" if arguments.sections == ["sources"] else "real-features"
+    with Record(name, vars(arguments), arguments.pool) as record:
         for cell in cells(arguments.sections, arguments.batches, arguments.draws):
             record.measure(vars(cell), partial(bench.measure, cell))
 

@@ -28,7 +28,9 @@ class CocktailParty(FeatureRecovery):
 
     with unmixing rows w_i of unit norm, S = W X whitened and centered over entries, and S' with the mean added again.
     Assumes independent, non-Gaussian features; uses neither weights nor activation. Signs follow from the gradient of
-    the layer's bias, the same mixture of ones, and labels from the head's gradient.
+    the layer's bias, the same mixture of ones, and labels from the head's gradient. Where the layer centers features,
+    its public center joins the mixtures, so that sources are features before centering, which are sparse and not
+    negative behind a ReLU; of the `n + 1` sources the least sparse one is no feature.
 
     Args:
         decorrelation, sharpness: weight and exponent of the second term.
@@ -69,13 +71,13 @@ class CocktailParty(FeatureRecovery):
                 "CocktailParty unmixes the gradient of the feature layer, which is zero everywhere: use MomentRecovery "
                 "or ExactRecovery, which can use the head's"
             )
-        mixtures = mixtures_of(seen.weight_gradient, None, seen.n_examples)
-        mean = mixtures.basis.mean(dim=1, keepdim=True)
-        found = self._unmixed(mixtures.basis - mean, mean) @ mixtures.basis
+        mixed = mixtures_of(seen.weight_gradient, None, seen.n_examples).basis
+        span = torch.linalg.qr(mixed.T).Q
+        center = seen.center if len(mixed) > 1 else None
+        found = self._sources(mixed) if center is None else self._before_centering(span, seen.weight_gradient, center)
         features = torch.nn.functional.normalize(found, dim=1)
-        span = torch.linalg.qr(mixtures.basis.T).Q
         if not seen.bias_gradient.any():
-            return RecoveredFeatures(features, span, "cocktail_party")
+            return RecoveredFeatures(features, span, "cocktail_party", signed=center is not None)
         features = features * signs_told(features, seen)[:, None]
         labels = labels_told(features, seen) if seen.has_head else None
         return RecoveredFeatures(features, span, "cocktail_party", signed=True, labels=labels)
@@ -89,6 +91,21 @@ class CocktailParty(FeatureRecovery):
         if self.non_negativity:
             loss = loss + self.non_negativity * non_negativity(shifted)
         return loss + self.sparsity * shifted.abs().mean() if self.sparsity else loss
+
+    def _sources(self, basis: Tensor) -> Tensor:
+        """As many sources `(j, d)` as there are whitened mixtures `(j, d)`."""
+        mean = basis.mean(dim=1, keepdim=True)
+        return self._unmixed(basis - mean, mean) @ basis
+
+    def _before_centering(self, span: Tensor, gradient: Tensor, center: Tensor) -> Tensor:
+        """Centered features `(n, d)` from sources of the gradient's span `(d, n)` and the center `(d,)` together."""
+        direction = torch.nn.functional.normalize(center, dim=0)
+        within = torch.linalg.qr(gradient @ span).R @ span.T
+        rows = torch.cat([within, within.norm() * direction[None]])
+        sources = torch.nn.functional.normalize(self._sources(mixtures_of(rows, None, span.shape[1] + 1).basis))
+        sparsest = sources.abs().mean(dim=1).topk(span.shape[1], largest=False).indices
+        parts = least_squares(torch.cat([span, direction[:, None]], dim=1), sources[sparsest].T)
+        return (parts[:-1] * parts[-1].sign()).T @ span.T
 
     def _unmixed(self, whitened: Tensor, mean: Tensor) -> Tensor:
         free = torch.eye(len(whitened), dtype=whitened.dtype, requires_grad=True)

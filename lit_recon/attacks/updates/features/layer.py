@@ -32,6 +32,7 @@ class LayerGradient:
         head_weight, head_bias: `(k, m)`, `(k,)`: A and c.
         weight_gradient, bias_gradient, head_gradient: `(m, d)`, `(m,)`, `(k, m)`.
         gaussian: `(m,)` bool: neurons with independent weights from N(0, I).
+        center: `(d,)`: subtracted from features before they are scaled to norm 1; None: nothing is.
     """
 
     weight: Tensor
@@ -44,6 +45,7 @@ class LayerGradient:
     activation: Activation
     gaussian: Tensor
     n_examples: int
+    center: Tensor | None = None
 
     def __post_init__(self) -> None:
         (m, d), k = self.weight.shape, len(self.head_weight)
@@ -56,6 +58,8 @@ class LayerGradient:
             "head_gradient": (k, m),
             "gaussian": (m,),
         }
+        if self.center is not None:
+            expected["center"] = (d,)
         for name, shape in expected.items():
             if (got := tuple(getattr(self, name).shape)) != shape:
                 raise ShapeError(f"a layer of weight {m, d} and a head of {k} outputs need {name} {shape}; got {got}")
@@ -131,6 +135,7 @@ def layer_gradient(observation: Observation) -> LayerGradient:
         activation=activation_of(layer.activation),
         gaussian=torch.cat([torch.full((len(getattr(layer, name).bias),), name == "random") for name in blocks]),
         n_examples=observation.n_examples,
+        center=exact(layer.center) if layer.center.any() else None,
     )
     if not (seen.has_head or seen.has_weight):
         raise ThreatModelError(

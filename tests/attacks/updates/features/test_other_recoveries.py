@@ -97,6 +97,29 @@ def test_cocktail_party_unmixes_known_sources(build: Build, sources: str) -> Non
     assert found.signed
 
 
+def test_features_are_unmixed_before_they_are_centered(build: Build) -> None:
+    # features behind a ReLU are correlated and not negative; centered ones have both signs
+    generator = torch.Generator().manual_seed(0)
+    n, d = 4, 2000
+    pattern = torch.randn(d, generator=generator, dtype=torch.float64)
+    draws = pattern + 1.5 * torch.randn(200 + n, d, generator=generator, dtype=torch.float64)
+    center, truth = draws[n:].relu().mean(dim=0), draws[:n].relu()
+    unit = torch.nn.functional.normalize(truth - center, dim=1)
+    seen, _, _ = build(GELU, n=n, d=d, m=64)
+    mixing = torch.randn(64, n, generator=generator, dtype=torch.float64)
+    mixed = replace(seen, weight_gradient=mixing @ unit, bias_gradient=mixing.sum(dim=1), center=center)
+    attack = CocktailParty(decorrelation=5.3, sharpness=7.7, sparsity=5.0, non_negativity=0.13, steps=1000)
+    found, blind = attack.recover(mixed), attack.recover(replace(mixed, center=None))
+    assert (unit @ found.features.T).amax(dim=1).min() > 0.95  # measured 0.978
+    assert cosines(unit, blind.features).min() < 0.85  # measured 0.730
+    assert error(unit, found.span) < 1e-6
+    assert found.signed
+    # without the bias's gradient the center still tells the signs
+    silent = attack.recover(replace(mixed, bias_gradient=torch.zeros(64, dtype=torch.float64)))
+    assert silent.signed
+    assert (unit @ silent.features.T).amax(dim=1).min() > 0.95
+
+
 @pytest.mark.parametrize("activation", [RELU, GELU], ids=lambda activation: activation.name)
 def test_signs_and_labels_of_true_features(build: Build, activation: Activation) -> None:
     seen, truth, labels = build(activation, n=6)

@@ -1,7 +1,7 @@
 """lit_recon: how much of its training data a model or a federated update gives away.
 
 The public API: `evaluate` scores an `Attack` on the updates of a `Client`, who may have a `Defense`; `Knowledge` is
-what the attacker has besides. Importing the package is cheap: PyTorch and the rooms are imported on first use.
+what the attacker has besides. Importing the package is cheap: PyTorch and the subpackages are imported on first use.
 """
 
 from __future__ import annotations

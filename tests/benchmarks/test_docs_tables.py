@@ -119,7 +119,7 @@ def test_a_grid_names_the_strongest_attack_and_the_price(grid: dict[str, Any]) -
     text = updates._grid(grid)
     assert text.startswith("Batch 1. RMSE over 8 images; the nearest public image has 0.140, the mean image 0.280:")
     assert lines(text) == [
-        ["defense", "inverting gradients", "Robbing the Fed", "accuracy", "price in points"],
+        ["defense", "gradient inversion", "Robbing the Fed", "accuracy", "price in points"],
         ["no defense", "*0.080*", "**1e-8**", "98.0 %", ""],
         ["pruning 0.9", "**0.100**", "0.170", "96.0 %", "+2.0"],
         ["pruning 0.99", "**0.180**", "–", "94.0 %", "+4.0"],

@@ -70,8 +70,8 @@ def embedded(features: Tensor, seed: int = 0) -> Tensor:
     from sklearn.manifold import TSNE
 
     # t-SNE stops when gradients fall below a fixed size: without scaling, differences of models are far too small.
-    centred = features.double() - features.double().mean(dim=0)
-    scaled = centred / centred.norm(dim=1).mean().clamp(min=torch.finfo(torch.float64).tiny)
+    centered = features.double() - features.double().mean(dim=0)
+    scaled = centered / centered.norm(dim=1).mean().clamp(min=torch.finfo(torch.float64).tiny)
     layout = TSNE(perplexity=min(_PERPLEXITY, (len(features) - 1) / 3), init="random", random_state=seed)
     return torch.from_numpy(layout.fit_transform(scaled.numpy()))
 

@@ -113,11 +113,11 @@ class KernelRidge(Reconstructor):
     def _choose(self, directions: Tensor, values: Tensor, n_pixels: int) -> None:
         """Set bandwidth, ridge and their leave-one-out MSE of pixels."""
         self.error, distances = math.inf, squared_distances(directions, directions)
-        mean, centred = distances.mean(), values - values.mean(dim=0)
+        mean, centered = distances.mean(), values - values.mean(dim=0)
         for bandwidth in self.bandwidths:
             kernel = (distances / (-bandwidth * mean)).exp_()
             for ridge in self.ridges:
-                error = leave_one_out_error(kernel, centred, ridge, n_pixels)
+                error = leave_one_out_error(kernel, centered, ridge, n_pixels)
                 if error < self.error:
                     self.bandwidth, self.ridge, self.error = bandwidth, ridge, error
         if not math.isfinite(self.error):

@@ -1,4 +1,4 @@
-"""Shadow models: models that an adversary trains who knows all training data but one image."""
+"""Shadow models, trained by an adversary who knows all training data but one image."""
 
 from __future__ import annotations
 

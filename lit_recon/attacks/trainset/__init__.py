@@ -1,4 +1,4 @@
-"""Attacks on a released model by someone who knows none of its training images."""
+"""Attacks on a released model by someone who knows none or few of its training images."""
 
 from __future__ import annotations
 

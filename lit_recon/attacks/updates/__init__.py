@@ -1,4 +1,4 @@
-"""Attacks on updates: gradient matching, composed of an objective, priors, a parametrization, a solver and labels."""
+"""Attacks on updates: gradient matching, features and maps of layers, linear layers, and a malicious server's imprint."""
 
 from __future__ import annotations
 

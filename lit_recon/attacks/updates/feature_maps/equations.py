@@ -42,9 +42,9 @@ class Statistics:
 
     def normalized(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """Normalized outputs of the convolution, and the factor that normalizes them."""
-        centred = outputs - self.mean(outputs)
-        factor = (self.mean(centred.square()) + self.eps).rsqrt()
-        return centred * factor, factor
+        centered = outputs - self.mean(outputs)
+        factor = (self.mean(centered.square()) + self.eps).rsqrt()
+        return centered * factor, factor
 
     def backward(self, outputs: Tensor, derivative: Tensor) -> Tensor:
         """Derivative in the convolution's outputs from that in their normalized values; symmetric in the latter."""

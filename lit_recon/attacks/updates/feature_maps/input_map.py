@@ -103,7 +103,7 @@ def concatenated(maps: Sequence[Tensor], norms: Tensor | None = None) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1) / len(parts) ** 0.5
 
 
-def centred(observation: Observation) -> bool:
+def centered(observation: Observation) -> bool:
     """Whether the client's BatchNorm layers use statistics of its batch: gradients show patches less their mean."""
     return observation.operator.batch_norm == "train" and bool(_norms(observation))
 
@@ -113,7 +113,7 @@ def coupled(observation: Observation) -> bool:
 
     Not where the attacker knows them: with these the maps of every image depend on it alone.
     """
-    return centred(observation) and not known_statistics(observation)
+    return centered(observation) and not known_statistics(observation)
 
 
 def known_statistics(observation: Observation) -> BatchStatistics:
@@ -124,7 +124,7 @@ def known_statistics(observation: Observation) -> BatchStatistics:
     known, norms = observation.batch_statistics or {}, _norms(observation)
     rule, clients = one_client(observation.operator)
     steps = rule.steps if isinstance(rule, LocalSteps) else 1
-    if not centred(observation) or clients * steps > 1:
+    if not centered(observation) or clients * steps > 1:
         return {}
     if any(name not in known or module.running_mean is None for name, module in norms.items()):
         return {}
@@ -276,7 +276,7 @@ class Passes:
         self._chosen = [chosen[step % batches] for step in range(len(weights))]
         self._told = bool(known_statistics(observation))
         self.means = 0
-        if centred(observation):
+        if centered(observation):
             self.means = observation.n_examples if self._told else clients
 
     def of(self, n: int) -> Passes:

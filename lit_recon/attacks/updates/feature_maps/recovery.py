@@ -22,7 +22,7 @@ from lit_recon.attacks.updates.feature_maps.convolutions import (
     patch_span,
     without_constants,
 )
-from lit_recon.attacks.updates.feature_maps.input_map import centred
+from lit_recon.attacks.updates.feature_maps.input_map import centered
 from lit_recon.attacks.updates.feature_maps.observed_rows import without_censored
 from lit_recon.attacks.updates.feature_maps.strided import strided_maps
 from lit_recon.errors import ConfigError, UnsupportedModelError
@@ -203,7 +203,7 @@ class MapRecovery:
 
         def full(convolution: Convolution) -> bool:
             """Whether no singular value is left to show the rank, and the smallest ones spoil the span, of a batch."""
-            return n * convolution.places == convolution.channels and n > 1 and not centred(observation)
+            return n * convolution.places == convolution.channels and n > 1 and not centered(observation)
 
         numbers = [*range(len(candidates))]
         if self.layers is None:  # separated maps of later layers are followed towards the images; a span would not be
@@ -226,8 +226,7 @@ class MapRecovery:
         for i, reason in sorted(partly):
             convolution = candidates[i]
             gradient = observation.update[f"{convolution.name}.weight"].detach().cpu().double()
-            centered = observation.operator.batch_norm == "train"
-            found = complete_maps(convolution, gradient, gradient != 0, n, centered, self.seed)
+            found = complete_maps(convolution, gradient, gradient != 0, n, centered(observation), self.seed)
             if isinstance(found, RecoveredMaps):
                 completed.append(found)
             else:

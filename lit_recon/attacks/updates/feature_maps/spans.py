@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lit_recon.attacks.updates.feature_maps.input_map import centred
+from lit_recon.attacks.updates.feature_maps.input_map import centered
 from lit_recon.attacks.updates.feature_maps.observed_rows import RIDGE, SHORT, LayerRows, MatchedRows, ObservedRows
 from lit_recon.attacks.updates.noise import edge
 from lit_recon.clients import LocalSteps
@@ -33,17 +33,17 @@ class SpanRows(LayerRows):
 
     Attributes:
         patches: number of those that lie in it.
-        centred: number of groups of as many patches of which the span has only the differences from their mean, as
+        centered: number of groups of as many patches of which the span has only the differences from their mean, as
             behind statistics of a batch; 0: it has all of them.
         known: orthonormal rows that are taken out of patches, and are not in the span: patches of images that are
             known; None: no images are.
     """
 
-    centred: int = 0
+    centered: int = 0
     known: Tensor | None = None
 
     @classmethod
-    def of_first_step(cls, rows: ObservedRows, patches: int, centred: int, least: float) -> SpanRows:
+    def of_first_step(cls, rows: ObservedRows, patches: int, centered: int, least: float) -> SpanRows:
         """The span of rows without hidden entries, but for directions with singular values up to `least`.
 
         Directions of rounding errors and weak ones of later steps make searches end in local minima.
@@ -52,16 +52,16 @@ class SpanRows(LayerRows):
         lengths = exact.norm(dim=1)
         chosen = exact[lengths > max(least, SHORT * float(lengths.max()))]
         basis = torch.linalg.qr(chosen.T)[0].T.contiguous()
-        return cls(rows.layer, basis.to(rows.values), None, patches - centred, centred=centred)
+        return cls(rows.layer, basis.to(rows.values), None, patches - centered, centered=centered)
 
     @classmethod
-    def of_some(cls, rows: LayerRows, patches: int, centred: int = 0, others: Tensor | None = None) -> SpanRows:
+    def of_some(cls, rows: LayerRows, patches: int, centered: int = 0, others: Tensor | None = None) -> SpanRows:
         """The span of rows without hidden entries, for some of its `patches`, less those of `others` `(m, c k k)`.
 
-        `centred`: number of images that the patches are of, if the span has differences between those of each alone.
+        `centered`: number of images that the patches are of, if the span has differences between those of each alone.
         """
         exact, known = rows.values.double(), None
-        if centred:  # one direction less than patches: the last one is rounding
+        if centered:  # one direction less than patches: the last one is rounding
             lengths = exact.norm(dim=1)
             exact = exact[lengths > _NOTHING * lengths.max()]
         basis = torch.linalg.qr(exact.T)[0].T
@@ -72,7 +72,7 @@ class SpanRows(LayerRows):
             basis = torch.linalg.svd(rest, full_matrices=False)[2][: max(patches, len(basis) - len(known))]
             known = known.contiguous().to(rows.values)
         values = basis.contiguous().to(rows.values)
-        return cls(rows.layer, values, None, patches - centred, rows.columns, centred, known)
+        return cls(rows.layer, values, None, patches - centered, rows.columns, centered, known)
 
     @property
     def count(self) -> int:
@@ -93,8 +93,8 @@ class SpanRows(LayerRows):
         Of an orthonormal basis of the patches' span, it is what lies outside the other one.
         """
         patches = self.seen(patches)
-        if self.centred:
-            patches = _differences(patches, len(patches) // self.centred)
+        if self.centered:
+            patches = _differences(patches, len(patches) // self.centered)
         with torch.no_grad():
             exact = patches.double()
             gram = exact @ exact.T
@@ -113,8 +113,8 @@ class SpanRows(LayerRows):
 
         Where it has differences, of those between the patches of each image and their mean.
         """
-        own = self.seen(patches).unflatten(0, (-1, self.patches + self.centred))
-        own = own - own.mean(1, keepdim=True) if self.centred else own
+        own = self.seen(patches).unflatten(0, (-1, self.patches + self.centered))
+        own = own - own.mean(1, keepdim=True) if self.centered else own
         outside = own - (own @ self.values.T) @ self.values
         left, whole = (one.square().sum((1, 2)) for one in (outside, own))
         shares: Tensor = left / whole.clamp_min(torch.finfo(own.dtype).tiny)
@@ -145,9 +145,9 @@ def for_some(searched: MatchedRows[LayerRows], n: int, others: Tensor | None = N
 
 def spanned(searched: MatchedRows[LayerRows]) -> bool:
     """Whether rows span the patches of all images, or differences of them, and those of single ones say something."""
-    rows, centred = searched.rows, searched.passes.means > 0
-    known = all(one.observed is None and len(one.values) >= one.patches - centred for one in rows)
-    return known and all(one.layer.places > centred for one in rows)
+    rows, centered = searched.rows, searched.passes.means > 0
+    known = all(one.observed is None and len(one.values) >= one.patches - centered for one in rows)
+    return known and all(one.layer.places > centered for one in rows)
 
 
 def outside_shares(searched: MatchedRows[SpanRows], images: Tensor) -> Tensor:
@@ -182,7 +182,7 @@ def spans_of_first_step(rows: Sequence[ObservedRows], observation: Observation) 
     rule, clients = one_client(observation.operator)
     if not isinstance(rule, LocalSteps) or rule.optimizer != "sgd" or rule.batches > 1:
         return []
-    groups, spans = clients if centred(observation) else 0, []
+    groups, spans = clients if centered(observation) else 0, []
     for one in rows:
         if one.observed is None and one.patches <= len(one.values):
             name = f"{one.layer.name}.weight"

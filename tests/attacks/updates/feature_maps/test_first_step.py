@@ -52,8 +52,8 @@ def outside(penalty: PatchPenalty, images: Tensor) -> float:
     [span], [own] = penalty.searched.rows, penalty.searched.patches(images)
     assert isinstance(span, SpanRows)
     own = own.double()
-    if span.centred:
-        groups = own.view(span.centred, -1, own.shape[1])
+    if span.centered:
+        groups = own.view(span.centered, -1, own.shape[1])
         own = (groups - groups.mean(1, keepdim=True)).flatten(0, 1)
     _, values, right = torch.linalg.svd(own, full_matrices=False)
     basis = right[: span.patches]
@@ -85,12 +85,12 @@ def test_statistics_of_each_client_take_its_mean_patch_out_of_the_span(
     images = photographs[:2, :, ::4, ::4].contiguous()
     seen = behind_statistics(images, local(2, clients=clients, lr=0.1))
     penalty = PatchMatching().prepare(seen)
-    assert span_of(seen).centred == clients
+    assert span_of(seen).centered == clients
     assert penalty.searched.left(images) < 2e-4
     wrong = images.flip(2)
     assert penalty.searched.left(wrong) == pytest.approx(outside(penalty, wrong), rel=1e-3)
     [span] = penalty.searched.rows
-    whole = replace(penalty.searched, rows=(replace(span, centred=0, patches=span.patches + clients),))
+    whole = replace(penalty.searched, rows=(replace(span, centered=0, patches=span.patches + clients),))
     assert whole.left(images) > 1e-3
 
 

@@ -146,7 +146,7 @@ def test_behind_a_norm_with_known_statistics_one_direction_is_missing(photograph
     assert rest.left(images[1:]) < 1e-4 < 0.1 < rest.left(images[:1])
     # with its mean, a patch is not inside
     whole = for_some(penalty.searched, 1)
-    rows = tuple(replace(one, centred=0, patches=one.patches + 1) for one in whole.rows)
+    rows = tuple(replace(one, centered=0, patches=one.patches + 1) for one in whole.rows)
     assert float(outside_shares(replace(whole, rows=rows), images)[0]) > 1e-3  # measured 8e-3
 
 

@@ -105,11 +105,12 @@ class RecordedUpdate:
     truth: Mapping[str, Tensor] = field(default_factory=dict)
 
     def save(self, path: Path | str) -> Path:
-        """Write one .safetensors file, and the truth, if there is any, beside it as `NAME.truth.safetensors`."""
+        """Write one .safetensors file, and the truth beside it as `NAME.truth.safetensors`; without one, none stays."""
         path = Path(path)
         if path.suffix != ".safetensors":
             raise ConfigError(f"a recorded update is a .safetensors file; got {path}: choose another name")
         tensors = {f"{part}/{name}": value for part in _PARTS[:2] for name, value in getattr(self, part).items()}
+        truth_of(path).unlink(missing_ok=True)  # that of a file which is replaced
         _FORMAT.write(path, tensors, {"form": self.form, **asdict(self.known)})
         if self.truth:
             _FORMAT.write(truth_of(path), {f"truth/{name}": value for name, value in self.truth.items()}, {})

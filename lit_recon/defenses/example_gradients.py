@@ -104,8 +104,9 @@ def example_gradients(model: nn.Module, loss: Callable[[], Tensor], n: int) -> E
     """The gradients of the `n` examples of whose losses `loss()` is the mean, as it runs `model`.
 
     None if a parameter is of another layer than a linear one, a convolution without groups or a GroupNorm, or of
-    several layers, if a layer is not used exactly once, or if its output is overwritten. No example may depend on
-    another.
+    several layers, if a layer is not used exactly once, if its output is overwritten, or if it takes other than `n`
+    inputs, such as the patches of all examples. The first axis of a layer's inputs must be that of the examples, and no
+    example may depend on another.
     """
     layers = {name: layer for name, layer in model.named_modules() if any(True for _ in layer.parameters(False))}
     n_parameters = sum(1 for layer in layers.values() for _ in layer.parameters(False))
@@ -130,6 +131,8 @@ def example_gradients(model: nn.Module, loss: Callable[[], Tensor], n: int) -> E
         for one in hooks:
             one.remove()
     if any(len(passes) != 1 or passes[0][2]._version != passes[0][3] for passes in seen.values()):
+        return None
+    if any(len(passes[0][1]) != n for passes in seen.values()):
         return None
     dtypes, inputs, outputs, _ = zip(*(passes[0] for passes in seen.values()), strict=True)
     derivatives = torch.autograd.grad(total, outputs, materialize_grads=True)

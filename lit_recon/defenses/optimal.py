@@ -158,6 +158,8 @@ class OptimalGradientNoise(Defense):
     def released_information(
         self, jacobian: Jacobian, round_: Round, std: float, generator: torch.Generator
     ) -> ReleasedInformation:
+        if self.std == 0:
+            return jacobian.released(std)
         sensitivity = sensitivities(round_.gradient, round_.batch, self.directions, generator)
         variances = self.variances(jacobian.update, sensitivity)
         kept = {name: value > 0 for name, value in variances.items()}

@@ -126,6 +126,7 @@ def released(defense: Defense, net: TwoLayerNet, batch: Batch) -> ReleasedInform
         Defense(),
         GaussianNoise(std=STD),
         OptimalGradientPruning(fraction=0.2),
+        OptimalGradientNoise(std=0.0),
         PercentilePrivacy(40.0, gamma=0.05, lr=0.5),
         ExcludedVariables("bias"),
         DPSGD(bound=3.0, noise_multiplier=2 * STD / 3.0),

@@ -32,6 +32,18 @@ class Tokens(nn.Module):
         return self.head(torch.tanh(self.mix(tokens) if self.twice else tokens).mean((1, 2)))
 
 
+class Flattened(nn.Module):
+    """Patches of all images, one after the other, through a linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Linear(48, 6), nn.Linear(6, 5)
+
+    def forward(self, images: Tensor) -> Tensor:
+        patches = images.unfold(2, 4, 4).unfold(3, 4, 4).permute(0, 2, 3, 1, 4, 5).reshape(-1, 48)
+        return self.head(torch.tanh(self.embed(patches)).view(len(images), -1, 6).mean(1))
+
+
 class Halved(nn.Linear):
     """A layer that is not what its class says."""
 
@@ -76,6 +88,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 OTHERS: dict[str, Callable[[], nn.Module]] = {
     "groups": lambda: nn.Sequential(nn.Conv2d(3, 6, 3, groups=3), nn.Flatten(), nn.LazyLinear(5)),
     "padding by other pixels": lambda: convolutions(padding_mode="circular", padding=1),
+    "a layer that takes the patches of all images": Flattened,
     "a layer that is used twice": lambda: Tokens(twice=True),
     "a weight of two layers": tied,
     "a layer of another class": lambda: nn.Sequential(nn.Flatten(), Halved(768, 5)),

@@ -1,4 +1,4 @@
-"""Attacks on updates: gradient matching, features and maps of layers, linear layers, and a malicious server's imprint."""
+"""Attacks on updates: gradient matching, features and maps of layers, linear layers, a malicious server."""
 
 from __future__ import annotations
 

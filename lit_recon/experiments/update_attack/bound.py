@@ -68,7 +68,7 @@ def victim_bounds(
                 known[number] = update_bound(settings, settings.bound, client, batch, number, prior, {})
             except LitReconError as error:
                 known[number] = {"reason": " ".join(str(error).split())}
-            except (MemoryError, RuntimeError) as error:  # the attack's own results must not be lost
+            except (ArithmeticError, MemoryError, RuntimeError) as error:  # the attack's own results must not be lost
                 known[number] = {"reason": " ".join(f"not computed: {str(error) or type(error).__name__}".split())}
             write_text(path, json.dumps(known, indent=2))
     return {number: known[number] for number in asked}
@@ -158,7 +158,8 @@ def _rmses(
     """Bounds in words of `bounds.json`, for noise of `std`: None, if the information has it already; 0, without."""
     information, gram, errors = released.information, jacobian.computed, jacobian.rounding()
     rounding = Rounding.of(gram, errors)
-    size = rounding.size / float(gram.trace()) * float(information.trace())
+    told = float(information.trace())
+    size = rounding.size / float(gram.trace()) * told if told else 0.0  # a defense may release nothing
     unknown = unknown_basis(information, size)
     independent = GaussianPrior.isotropic(len(prior.covariance), PIXEL_VARIANCE)
     found: dict[str, Scalar] = {"unknown_directions": unknown.shape[1], "relative_error": _finite(rounding.relative)}

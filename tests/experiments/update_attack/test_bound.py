@@ -18,8 +18,10 @@ from lit_recon.defenses import (
     DPSGD,
     Chain,
     Defense,
+    ExcludedVariables,
     GaussianNoise,
     GradientDropout,
+    GradientPruning,
     LaplaceNoise,
     OptimalGradientNoise,
 )
@@ -88,6 +90,16 @@ def test_without_noise_the_rank_decides() -> None:
     assert few["bound_rmse"] is None
     assert few["bound_independent_rmse"] == pytest.approx(0.25 * math.sqrt(unknown / D), rel=1e-6)
     assert few["bound_public_rmse"] == pytest.approx(0.1 * math.sqrt(unknown / D), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "defense", [GradientDropout(1.0), GradientPruning(1.0), ExcludedVariables(".")], ids=lambda one: type(one).__name__
+)
+def test_where_nothing_is_released_the_prior_remains(defense: Defense) -> None:
+    nothing = found(defense)
+    assert nothing["unknown_directions"] == D
+    assert nothing["bound_rmse"] is None
+    assert nothing["bound_public_rmse"] == pytest.approx(0.1, rel=1e-6)
 
 
 def test_noise_by_coordinate_has_a_bound_that_says_what_it_leaves_out() -> None:

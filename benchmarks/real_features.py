@@ -65,7 +65,7 @@ METHODS: dict[str, FeatureRecovery] = {
     "feature_ica": CocktailParty(),
     "published_ica": PUBLISHED(non_negativity=0.13),
     "published_ica_any_sign": PUBLISHED(),
-    "published_ica_non_negativity_1": PUBLISHED(non_negativity=1.0),
+    "published_ica_tenfold": PUBLISHED(non_negativity=1.3),
     "random_directions": RandomDirections(),
     "null_vectors": ExactRecovery(starts=("null_vectors",)),
 }
@@ -210,7 +210,7 @@ def cells(sections: list[str], batches: list[int], draws: int) -> Iterator[Cell]
             for batch in batches:
                 yield Cell(activation, batch, names, quick)
     if "sources" in sections:
-        names = ("published_ica", "published_ica_any_sign", "published_ica_non_negativity_1", "random_directions")
+        names = ("published_ica", "published_ica_any_sign", "published_ica_tenfold", "random_directions")
         for batch in batches:
             yield Cell("relu", batch, names, draws)
     if "variants" in sections:

@@ -64,7 +64,9 @@ def attacks(records: Sequence[Content]) -> str:
     """RMSE of every attack under every defense, the paper's in brackets; accuracy and loss of the trainings."""
     grid = configuration(f"evaluate/{_GRID}.yaml")
     batches, trainings = _rows(records, "batches"), _rows(records, "utility")
-    malicious = _malicious(grid)
+    all_cells, malicious = _rows(records, "evaluation"), _malicious(grid)
+    # a network that the server has modified has other bounds
+    bounded = [row for row in all_cells if row.get("bound_rmse") and row["attack"] not in malicious]
     rows = []
     for defense, strength in _levels(grid):
         found = select(batches, defense=defense, strength=strength)
@@ -82,11 +84,13 @@ def attacks(records: Sequence[Content]) -> str:
             marker = "**" if name == best else "*" if name == honest else ""
             text = f"{marker}{shown(means.get(name))}{marker}"
             cells.append(text + _printed(grid["paper"]["values"].get(name, {}), grid, defense, strength))
+        if bounded:
+            bounds = [row["bound_rmse"] for row in select(bounded, defense=defense, strength=strength)]
+            cells.append(shown(max(bounds, default=None)))
         own = select(trainings, defense=defense, strength=strength)
         loss = _spread(own, "final_train_loss", ".2f") + _printed(grid["paper"]["losses"], grid, defense, strength)
         rows.append([title_of(grid, defense, strength), *cells, _spread(own, "accuracy", ".1%"), loss])
-    titles = [attack["title"] for attack in grid["attacks"].values()]
-    all_cells = _rows(records, "evaluation")
+    titles = [*(attack["title"] for attack in grid["attacks"].values()), *(["lower bound"] if bounded else [])]
     cells = [row for row in all_cells if "nearest_public_rmse" in row]
     nearest, mean = (shown(_mean(cells, f"{name}_rmse")) for name in ("nearest_public", "mean_image"))
     start = f"Of {cells[0]['n']:g} images; the nearest public image has {nearest}, the mean image {mean}:"

@@ -237,6 +237,18 @@ def features(record: Content) -> str:
     return markdown([*header, *last], rows)
 
 
+@table("feature_sources", "feature-sources")
+def feature_sources(record: Content) -> str:
+    titles = {
+        "published_ica": "published weights",
+        "published_ica_any_sign": "without the penalty on negative features",
+        "published_ica_tenfold": "with ten times its weight",
+        "random_directions": "random directions",
+    }
+    rows = [[str(r["batch"]), *(shown(r["methods"][m]["cosine"]["median"]) for m in titles)] for r in record["rows"]]
+    return markdown(["batch", *titles.values()], rows)
+
+
 @table("features_settings", "real-features")
 def features_settings(record: Content) -> str:
     titles: dict[str, dict[str, Any]] = {

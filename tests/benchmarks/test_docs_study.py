@@ -69,6 +69,17 @@ def test_attacks_stand_beside_the_papers(parts: list[Any]) -> None:
     assert cells["training loss"] == "2.00 ± 0.71 (0.329 to 0.377)"
 
 
+def test_bounds_have_a_column_where_there_are_any(parts: list[Any]) -> None:
+    assert "lower bound" not in study.attacks(parts)
+    errors = {"feature_maps": [0.001, 0.003], "fowl2021": [1e-6, 1e-6]}
+    bounded = part("clip", 8, [], errors)
+    for row, bound in zip(bounded["rows"][0]["tables"]["evaluation"], (0.0005, 0.5), strict=True):
+        row["bound_rmse"] = bound  # that of Robbing the Fed is of a modified network
+    header, plain, first, *_ = lines(study.attacks([*parts, bounded]))
+    at = header.index("lower bound")
+    assert (plain[at], first[0], first[at]) == ("–", "clipping 8", "5e-4")
+
+
 def test_equal_price_is_told_with_and_without_the_new_attack(parts: list[Any]) -> None:
     text = study.small_price(parts)
     honest, without, every = text.split("points at most")[1:]

@@ -143,6 +143,14 @@ def test_features_stand_beside_the_images_inverted_from_them() -> None:
     assert text.endswith("32 images in 8 batches.")
 
 
+def test_separations_stand_beside_random_directions() -> None:
+    names = "published_ica", "published_ica_any_sign", "published_ica_tenfold", "random_directions"
+    methods = {name: {"cosine": {"median": 0.9 - 0.1 * number}} for number, name in enumerate(names)}
+    assert lines(updates.feature_sources({"rows": [{"batch": 2, "methods": methods}]}))[1] == [
+        *("2", "0.900", "0.800", "0.700", "0.600")
+    ]
+
+
 def test_the_error_of_every_image_stands_below_the_means() -> None:
     names = {f"baseline_{base}_{m}": 0.2 for base in ("mean_image", "nearest_public") for m in ("rmse", "psnr", "ssim")}
     metrics = {"n": 2, "n_batches": 2, "rmse": 0.1, "rmse_std": 0.1, "psnr": 30.0, "ssim": 0.9, **names}

@@ -162,8 +162,8 @@ class Bench:
 
     def measure(self, cell: Cell) -> Row:
         """Errors and seconds of every method over the cell's draws."""
-        row: Row = {"methods": {}}
         drawn = [self.observe(cell, draw) for draw in range(cell.draws)]
+        row: Row = {"n_features": drawn[0][1].shape[1], "methods": {}}
         for name in cell.methods:
             outside, means, worst, certificates, exact, right, seconds = [], [], [], [], [], [], []
             for seen, truth in drawn:

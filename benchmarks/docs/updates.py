@@ -237,16 +237,17 @@ def features(record: Content) -> str:
     return markdown([*header, *last], rows)
 
 
-@table("feature_sources", "feature-sources")
-def feature_sources(record: Content) -> str:
+@table("feature_sources", "all feature-sources**")
+def feature_sources(records: Sequence[Content]) -> str:
     titles = {
         "published_ica": "published weights",
         "published_ica_any_sign": "without the penalty on negative features",
         "published_ica_tenfold": "with ten times its weight",
         "random_directions": "random directions",
     }
-    rows = [[str(r["batch"]), *(shown(r["methods"][m]["cosine"]["median"]) for m in titles)] for r in record["rows"]]
-    return markdown(["batch", *titles.values()], rows)
+    newest = {(r["n_features"], r["batch"]): r["methods"] for one in oldest_first(records) for r in one["rows"]}
+    rows = [[*map(str, k), *(shown(newest[k][name]["cosine"]["median"]) for name in titles)] for k in sorted(newest)]
+    return markdown(["features", "batch", *titles.values()], rows)
 
 
 @table("features_settings", "real-features")

@@ -146,9 +146,9 @@ def test_features_stand_beside_the_images_inverted_from_them() -> None:
 def test_separations_stand_beside_random_directions() -> None:
     names = "published_ica", "published_ica_any_sign", "published_ica_tenfold", "random_directions"
     methods = {name: {"cosine": {"median": 0.9 - 0.1 * number}} for number, name in enumerate(names)}
-    assert lines(updates.feature_sources({"rows": [{"batch": 2, "methods": methods}]}))[1] == [
-        *("2", "0.900", "0.800", "0.700", "0.600")
-    ]
+    rows = [{"n_features": size, "batch": 2, "methods": methods} for size in (8192, 512)]
+    text = updates.feature_sources([{"created": "2026-01-01", "rows": [row]} for row in rows])
+    assert lines(text)[1:] == [[size, "2", "0.900", "0.800", "0.700", "0.600"] for size in ("512", "8192")]
 
 
 def test_the_error_of_every_image_stands_below_the_means() -> None:

@@ -28,13 +28,13 @@ class CocktailParty(FeatureRecovery):
 
     with unmixing rows w_i of unit norm, S = W X whitened and centered over entries, and S' with the mean added again.
     Assumes independent, non-Gaussian features; uses neither weights nor activation. Signs follow from the gradient of
-    the layer's bias, the same mixture of ones, and labels from the head's gradient. Where the layer centers features,
-    its public center joins the mixtures, so that sources are features before centering, which are sparse and not
-    negative behind a ReLU; of the `n + 1` sources the least sparse one is no feature.
+    the layer's bias, the same mixture of ones, and labels from the head's gradient. Where the layer centers features
+    and `non_negativity` counts, the public center joins the mixtures, so that sources are features before centering,
+    which are sparse and not negative behind a ReLU; of the `n + 1` sources the least sparse one is no feature.
 
     Args:
         decorrelation, sharpness: weight and exponent of the second term.
-        non_negativity, sparsity: weights of terms for features after a ReLU; 0 for centered features.
+        non_negativity, sparsity: weights of terms for features after a ReLU; 0 behind other activations.
         negentropy: weight of the first term; 0 in the published code.
         gaussian_reference: c is the value of a Gaussian, and the first term a negentropy. The published code has
             c = 0, which favors flat distributions over peaked ones.
@@ -73,7 +73,7 @@ class CocktailParty(FeatureRecovery):
             )
         mixed = mixtures_of(seen.weight_gradient, None, seen.n_examples).basis
         span = torch.linalg.qr(mixed.T).Q
-        center = seen.center if len(mixed) > 1 else None
+        center = seen.center if len(mixed) > 1 and self.non_negativity else None
         found = self._sources(mixed) if center is None else self._before_centering(span, seen.weight_gradient, center)
         features = torch.nn.functional.normalize(found, dim=1)
         if not seen.bias_gradient.any():

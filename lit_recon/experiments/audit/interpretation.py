@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
+from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -68,6 +69,7 @@ class Interpretation:
         statistics: of the client's batch at every BatchNorm layer, where its buffers tell them.
         simulated: what the attacker simulates of a defense: entries that are zero are unknown.
         findings: what was checked, for the report.
+        scaled: the scale of `update` follows from what was given; otherwise it is estimated or unknown.
     """
 
     form: Sent
@@ -76,6 +78,7 @@ class Interpretation:
     statistics: BatchStatistics | None
     simulated: Defense | None
     findings: tuple[Finding, ...]
+    scaled: bool = True
 
     def observation(
         self, public: PublicModel, labels: Tensor | None, defense: Defense | None, loss: Loss = cross_entropy
@@ -154,7 +157,8 @@ def interpret(
     if known.weight_decay:
         update = _without_decay(update, parameters, known.weight_decay)
     simulated = _hidden(update, {} if form == "gradient" else change, evidence, findings)
-    found = Interpretation(form, update, known, statistics, simulated, ())
+    scaled = form == "gradient" or known.lr is not None
+    found = Interpretation(form, update, known, statistics, simulated, (), scaled)
     try:
         head = head_gradient(found.observation(public, None, None, loss))
     except LitReconError as error:
@@ -271,7 +275,7 @@ def _from_head(found: Interpretation, public: PublicModel, head: HeadGradient, c
     """The interpretation with the sign and the scale that the head's gradient tells."""
     known, masked, update = found.known, found.simulated is not None, found.update
     n, form = known.batch_size or 1, found.form
-    given = form == "gradient" or known.lr is not None
+    given = scaled = found.scaled
     decay, findings = _loss(head, known, masked, given)
     if decay:
         update = _without_decay(update, dict(public.model.named_parameters()), decay)
@@ -300,6 +304,7 @@ def _from_head(found: Interpretation, public: PublicModel, head: HeadGradient, c
         )
         return replace(found, update=update, findings=(*findings, Finding("open", text)))
     factor, fits = abs(scale), _ALIKE < abs(scale) < 1 / _ALIKE
+    divisor = 1.0 if given and fits else factor
     if scale < 0:
         findings.append(Finding("doubt", f"{_REVERSED} It was turned around."))
     if not given:
@@ -307,9 +312,10 @@ def _from_head(found: Interpretation, public: PublicModel, head: HeadGradient, c
     elif fits:
         findings.append(Finding("fits", "The head's gradient has the scale of a mean over the images."))
     elif claimed is None and form == "difference" and known.lr and _ALIKE < factor * known.lr < 1 / _ALIKE:
-        form = "gradient"
+        form, divisor = "gradient", 1 / known.lr
         findings.append(Finding("found", "What was sent has the scale of a gradient: the learning rate is left out."))
     else:
+        scaled = False
         rate = f", and lr would be {known.lr * factor:.2g} instead of {known.lr:g}" if known.lr else ""
         findings.append(
             Finding(
@@ -318,9 +324,8 @@ def _from_head(found: Interpretation, public: PublicModel, head: HeadGradient, c
                 f"{'a sum over the images instead of their mean, ' * (n > 1)}or momentum. It was brought to scale.",
             )
         )
-    divisor = math.copysign(1.0 if given and fits else factor, scale)
-    update = {name: value / divisor for name, value in update.items()}
-    return replace(found, form=form, update=update, findings=tuple(findings))
+    update = {name: value / math.copysign(divisor, scale) for name, value in update.items()}
+    return replace(found, form=form, update=update, findings=tuple(findings), scaled=scaled)
 
 
 def _loss(head: HeadGradient, known: Circumstances, masked: bool, given: bool) -> tuple[float, list[Finding]]:
@@ -368,7 +373,10 @@ def _scale(head: HeadGradient, public: PublicModel, found: Interpretation, n: in
         return -0.5 * float(deviations.sum()) - head.n_classes * math.log(abs(scale)), float(deviations.mean())
 
     scales = [sign * 10 ** (power / 20) for sign in (1, -1) for power in range(-140, 61)]
-    best = max(scales, key=lambda scale: fit(scale)[0])
+    rough = max(scales, key=lambda scale: fit(scale)[0])
+    # the grid's steps of 12 % are too coarse; the peak lies between the neighbors
+    peak = minimize_scalar(lambda power: -fit(rough * 10**power)[0], bounds=(-1 / 20, 1 / 20), method="bounded")
+    best = max(rough, rough * 10 ** float(peak.x), key=lambda scale: fit(scale)[0])
     if fit(best)[1] > _DEVIATION:
         return None
     likely, misfit = fit(1.0)

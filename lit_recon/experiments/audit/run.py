@@ -221,7 +221,7 @@ def _audited(
     outcomes = run_attacks(seen, minutes, folder, attacks, progress)
     findings, chosen, protection = list(found.findings), best(outcomes), []
     if chosen is not None and chosen.found is not None:
-        told = agreement(seen, chosen)
+        told = agreement(seen, chosen, found.scaled)
         findings += [told] if told is not None else []
         if protection_minutes:
             protection = measure_protection(

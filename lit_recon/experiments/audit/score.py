@@ -170,10 +170,11 @@ _SHOWN = ("name", "title", "needs", "reason", "seconds", "steps", "certified")
 _MARKS = {"fits": "fits ", "found": "found", "doubt": "DOUBT", "open": "open "}
 
 
-def agreement(seen: Observation, outcome: Outcome) -> Finding | None:
+def agreement(seen: Observation, outcome: Outcome, scaled: bool = True) -> Finding | None:
     """Whether the update of the images that came back has the length of the observed one; None: nothing to compare.
 
     Images of an exact attack that do not explain the update and were cut to [0, 1] had another normalization.
+    `scaled`: the scale of the observed update follows from what was given.
     """
     if outcome.found is None or seen.defense is not None:
         return None
@@ -195,11 +196,13 @@ def agreement(seen: Observation, outcome: Outcome) -> Finding | None:
         return Finding("fits", f"The update of the images that came back has the observed length, within {_ALIKE:.0%}.")
     if outcome.distance > _EXPLAINED:  # the images are not the true ones, and so their update may be shorter
         return None
-    return Finding(
-        "doubt",
+    told = (
         f"The images that came back explain the direction of the update, which is {factor:.3g} times as long as "
-        "theirs: the learning rate is not the given one, or there were other images or steps.",
+        "theirs"
     )
+    if not scaled:
+        return Finding("found", f"{told}: its scale was not known exactly.")
+    return Finding("doubt", f"{told}: the learning rate is not the given one, or there were other images or steps.")
 
 
 def checked_truth(images: Tensor, labels: Tensor, n: int, image_shape: tuple[int, int, int]) -> tuple[Tensor, Tensor]:

@@ -24,7 +24,17 @@ from lit_recon.experiments.audit.score import AuditResult, agreement
 from lit_recon.models import public_model
 from lit_recon.records import Normalization, Reconstruction
 from lit_recon.reporting.writing import Scalar
-from tests.experiments.audit.updates import NORMALIZATION, SHAPE, convnet, images, labels, mlp, update
+from tests.experiments.audit.updates import (
+    NORMALIZATION,
+    SHAPE,
+    convnet,
+    gradient,
+    images,
+    labels,
+    mlp,
+    unlabelled,
+    update,
+)
 
 CHEAP = ["analytic"]
 
@@ -64,6 +74,18 @@ def test_a_wrong_learning_rate_shows_in_the_length_of_the_update() -> None:
     result = lit_recon.audit(model, update(model, 1, {"lr": 0.3}), SHAPE, NORMALIZATION, attacks=CHEAP, minutes=1)
     [doubt] = [finding.text for finding in result.findings if finding.kind == "doubt"]
     assert "0.333 times as long" in doubt or "times as large" in doubt
+
+
+@pytest.mark.parametrize("lr", [None, 0.03])
+def test_exact_images_leave_no_doubt_in_the_learning_rate(lr: float | None) -> None:
+    """Of weights without a rate, whose scale is estimated, and of a gradient that was not named one."""
+    recorded = update(mlp(), 1, {"lr": lr}, lr=0.03)
+    result = audited(recorded=recorded if lr is None else unlabelled(recorded, dict(gradient(mlp(), 1))))
+    assert result.best is not None
+    assert result.best.certified == 1
+    assert result.best.distance < 1e-5
+    assert not [finding.text for finding in result.findings if finding.kind == "doubt"]
+    assert ("not known exactly" in str(result)) == (lr is None)
 
 
 @pytest.mark.parametrize("std", [1.0, 0.5])

@@ -28,6 +28,7 @@ from tests.experiments.audit.updates import (
     interpreted,
     labels,
     mlp,
+    trained,
     unlabelled,
     update,
 )
@@ -83,6 +84,32 @@ def test_a_difference_without_a_learning_rate_is_brought_to_scale() -> None:
     assert any("No learning rate was given" in finding.text for finding in found.findings)
     own, true = (float(u["0.weight"].norm()) for u in (found.update, gradient(convnet(), 8)))
     assert 0.7 < own / true < 1.4
+
+
+def norm(one: Update) -> float:
+    return float(torch.cat([value.flatten() for value in one.values()]).norm())
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_gradient_that_was_not_named_has_its_exact_length(sign: int, steps: int) -> None:
+    """The given rate, 0.03, is no power of ten on the grid of scales."""
+    after = trained(convnet(), 1, lr=0.03, steps=steps)
+    recorded = update(convnet(), 1, {"lr": 0.03, "steps": steps}, lr=0.03, steps=steps)
+    honest = interpreted(convnet(), recorded)
+    new = dict(after.named_parameters())
+    sent = {name: sign * (recorded.before[name] - new[name].detach()) / 0.03 for name in new}
+    found = interpreted(convnet(), unlabelled(recorded, sent))
+    assert found.form == "gradient"
+    assert found.scaled
+    assert norm(found.update) == pytest.approx(norm(honest.update), rel=1e-3)
+
+
+def test_an_estimated_scale_does_not_depend_on_the_rate() -> None:
+    """Between the steps of a grid, too, of which 0.1 is one and 0.106 is none."""
+    one, two = (interpreted(convnet(), update(convnet(), 2, {"lr": None}, lr=lr)) for lr in (0.1, 0.106))
+    assert norm(one.update) == pytest.approx(norm(two.update), rel=1e-3)
+    assert not one.scaled
 
 
 def test_a_wrong_form_is_noticed() -> None:

@@ -131,7 +131,7 @@ def interpret(
     """Work out what was sent; the public model has the weights before.
 
     Raises:
-        ConfigError: the number of images is not known, or several local steps without their learning rate.
+        ConfigError: the number of images is not known, or several local steps or weight decay without a learning rate.
     """
     if known.batch_size is None:
         raise ConfigError("batch_size is not known: give the number of images that the client trained on")
@@ -149,6 +149,11 @@ def interpret(
     findings += about
     if known.steps > 1 and known.lr is None:
         raise ConfigError(f"lr is not known: {known.steps} local steps cannot be simulated without it")
+    if known.weight_decay and known.lr is None and form != "gradient":
+        raise ConfigError(
+            f"lr is not known: weight decay of {known.weight_decay:g} cannot be taken off {_FORMS[form]} without it; "
+            "give the learning rate"
+        )
     parameters = dict(public.model.named_parameters())
     update = {name: change.get(name, torch.zeros_like(value)) for name, value in parameters.items()}
     if form != "gradient" and known.lr is not None:

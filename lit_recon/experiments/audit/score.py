@@ -196,13 +196,14 @@ def agreement(seen: Observation, outcome: Outcome, scaled: bool = True) -> Findi
         return Finding("fits", f"The update of the images that came back has the observed length, within {_ALIKE:.0%}.")
     if outcome.distance > _EXPLAINED:  # the images are not the true ones, and so their update may be shorter
         return None
-    told = (
-        f"The images that came back explain the direction of the update, which is {factor:.3g} times as long as "
-        "theirs"
-    )
+    why = "the learning rate is not the given one, or there were other images or steps"
     if not scaled:
-        return Finding("found", f"{told}: its scale was not known exactly.")
-    return Finding("doubt", f"{told}: the learning rate is not the given one, or there were other images or steps.")
+        why = "its scale was not known exactly"
+    return Finding(
+        "doubt" if scaled else "found",
+        f"The images that came back explain the direction of the update, which is {factor:.3g} times as long as "
+        f"theirs: {why}.",
+    )
 
 
 def checked_truth(images: Tensor, labels: Tensor, n: int, image_shape: tuple[int, int, int]) -> tuple[Tensor, Tensor]:

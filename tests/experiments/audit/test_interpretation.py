@@ -287,7 +287,11 @@ def test_parameters_that_were_not_sent_are_unknown() -> None:
 
 @pytest.mark.parametrize(
     ("known", "message"),
-    [({"batch_size": None}, "batch_size is not known"), ({"lr": None, "steps": 2}, "lr is not known")],
+    [
+        ({"batch_size": None}, "batch_size is not known"),
+        ({"lr": None, "steps": 2}, "lr is not known: 2 local steps"),
+        ({"lr": None, "weight_decay": 0.1}, "lr is not known: weight decay of 0.1 cannot be taken off new weights"),
+    ],
 )
 def test_what_no_attack_can_do_without_is_asked_for(known: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):

@@ -115,7 +115,9 @@ class Jacobian(ABC):
         d = self.n_inputs // n
         norms = torch.stack([_norm(single) for single in examples])
         factors = (bound / norms).clamp(max=1.0)
-        units = [{name: v / norm for name, v in single.items()} for single, norm in zip(examples, norms, strict=True)]
+        # a gradient of zero has no direction, and is not clipped
+        lengths = norms.clamp_min(torch.finfo(norms.dtype).tiny)
+        units = [{name: v / by for name, v in single.items()} for single, by in zip(examples, lengths, strict=True)]
         along = torch.stack([self.transposed(unit) for unit in units]).view(n, n, d)  # unit, example, input
         blocks = self.gram().view(n, d, n, d)
         clipped = factors < 1

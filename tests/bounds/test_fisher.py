@@ -67,6 +67,17 @@ def test_a_release_without_noise_has_no_information_to_speak_of(std: float) -> N
         GaussianRelease(1.0, bound=0.0)
 
 
+def test_an_example_without_a_gradient_is_released_as_it_is() -> None:
+    """Its Jacobian is not zero: the gradients are the inputs themselves, 0 and (3, 4), of which 1 is left."""
+    examples = [{"w": torch.tensor(own, dtype=torch.float64)} for own in ([0.0, 0.0], [3.0, 4.0])]
+    eye, unit = torch.eye(2, dtype=torch.float64), examples[1]["w"] / 5
+    jacobian = DenseJacobian({"w": examples[1]["w"]}, {"w": torch.cat([eye, eye], dim=1)})
+    rows = torch.cat([eye, (eye - torch.outer(unit, unit)) / 5], dim=1) / 2
+    found = jacobian.released_by_example(examples, bound=1.0, std=0.5)
+    assert torch.allclose(found.information, rows.T @ rows / 0.25)
+    assert torch.allclose(found.update["w"], unit / 2)
+
+
 def test_noise_of_another_shape_is_refused() -> None:
     with pytest.raises(ShapeError, match="'w'"):
         GaussianRelease({"w": torch.ones(2)}).precision({"w": torch.zeros(3)})

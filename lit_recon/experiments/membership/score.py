@@ -132,7 +132,8 @@ def _copy_error(released: Tensor, first: Tensor, second: Tensor, bits: Tensor) -
     """Largest distance of a released model to the adversary's of the true candidate, over that to the other one."""
     trained, places = torch.stack([first, second]).double(), torch.arange(len(bits))
     right, wrong = ((released - trained[choice, places]).norm(dim=1) for choice in (bits, 1 - bits))
-    return float((right / wrong).max())
+    # candidates whose models are equal, such as equal images, are equally near, at a distance of 0 too
+    return float(torch.where(right == wrong, 1.0, right / wrong).max())
 
 
 def write_membership(

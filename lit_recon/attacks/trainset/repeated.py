@@ -202,13 +202,22 @@ def _squared_distance(weights: Mapping[str, Tensor], released: Mapping[str, Tens
 
 
 def _scale(start: Candidates) -> float:
-    """Distance of the released weights from those of a training on the known images, or from the start without any."""
+    """Distance of the released weights from those of a training on the known images, or from the start without any.
+
+    ThreatModelError if it is 0: the unknown images had no effect.
+    """
     seen = start.seen
     training, begin = _known(seen)
     others = begin
     if seen.known_images is not None and seen.known_labels is not None and len(seen.known_images) >= training.parts:
         others = training.run(seen.model, seen.known_images.to(seen.like), seen.known_labels, begin).weights
-    return math.sqrt(_squared_distance(others, seen.weights))
+    scale = math.sqrt(_squared_distance(others, seen.weights))
+    if not scale:
+        raise ThreatModelError(
+            "RepeatedTraining needs released weights that the unknown images have moved; got exactly those without "
+            "these images: they left no trace in this model, attack another one"
+        )
+    return scale
 
 
 class MarkedImages(nn.Module):

@@ -192,6 +192,18 @@ def test_missing_knowledge_is_named() -> None:
         private.unrolled(seen.model, seen.mean[None], labels[:1], seen.weights)
 
 
+@pytest.mark.parametrize("method", ["descent", "anderson"])
+def test_images_without_an_effect_are_not_sought(method: str) -> None:
+    seen, _, labels = victim()
+    assert seen.start is not None
+    assert seen.known_images is not None
+    assert seen.known_labels is not None
+    others = TRAINING.run(seen.model, seen.known_images, seen.known_labels, seen.start).weights
+    attack = RepeatedTraining(steps=1, method=method)  # type: ignore[arg-type]  # a name in a table
+    with pytest.raises(ThreatModelError, match="left no trace in this model"):
+        attack(grey(replace(seen, weights=others), labels))
+
+
 def test_anderson_needs_a_first_layer_on_pixels() -> None:
     seen, _, labels = victim()
     squared = nn.Sequential(nn.Flatten(), nn.Softplus(), nn.Linear(9, 3)).double()

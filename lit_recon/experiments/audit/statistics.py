@@ -68,10 +68,10 @@ def batch_norm_facts(public: PublicModel, evidence: Evidence, form: Sent, known:
         for name, new in after.items()
         if "num_batches_tracked" in new
     ]
-    if counted and counted[0] != known.steps:
-        text = f"{known.steps} steps are claimed, but BatchNorm counted {counted[0]} batches: so many are assumed."
+    if counted and max(counted) != known.steps:  # layers that are frozen or not used count none
+        text = f"{known.steps} steps are claimed, but BatchNorm counted {max(counted)} batches: so many are assumed."
         findings.append(Finding("doubt", text))
-        known = replace(known, steps=max(counted[0], known.batches))
+        known = replace(known, steps=max(max(counted), known.batches))
     cumulative = any(layer.momentum is None for layer in layers.values())
     if known.steps > 1 or len(after) < len(layers) or cumulative:
         text = "The statistics of BatchNorm moved; those of a single batch do not follow from them."
@@ -184,6 +184,8 @@ def _of_batch(
     # positions that each layer averages over, per image
     places, found = {call.name: call.given[0, 0].numel() for call in _calls(public, (_BatchNorm,))}, {}
     for name, layer in layers.items():
+        if name not in places:  # the forward pass does not use it
+            continue
         rate, count = float(layer.momentum or 0.0), n * places[name]
         mean, var = (
             (after[name][part] - (1 - rate) * evidence.before[f"{name}.{part}"]) / rate

@@ -49,6 +49,22 @@ def test_a_recorded_update_is_audited(recorded: Path, attack: Callable[..., Any]
     assert not (folder / "report.pdf").exists()
 
 
+def test_a_killed_audit_goes_on_with_other_minutes_but_not_with_another_update(
+    recorded: Path, attack: Callable[..., Any], tmp_path: Path
+) -> None:
+    how = [*MODEL, "--record", recorded, "--out", tmp_path / "run"]
+    assert attack("audit", *how).code == 0
+    (tmp_path / "run" / "metrics.json").unlink()  # as if it had been killed before
+    assert attack("audit", *how, "--minutes", "2", "--protection_minutes", "0.1").code == 0
+    (tmp_path / "run" / "metrics.json").unlink()
+    update = RecordedUpdate.load(recorded)
+    replace(update, before={name: value + 0.01 for name, value in update.before.items()}).save(recorded)
+    ended = attack("audit", *how)
+    assert ended.code == 2
+    assert "must be the outcome of an attack on this update" in ended.err
+    assert not (tmp_path / "run" / "metrics.json").exists()
+
+
 @pytest.fixture
 def printer() -> None:
     try:

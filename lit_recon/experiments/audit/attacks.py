@@ -120,6 +120,8 @@ class Outcome:
         seconds, steps: time and iterations that it took.
         distance: 1 - cosine between the update of the images found and the observed one.
         certified: images that the attack knows to be the true ones.
+        cut: whether there was no time for it, or not for all of its iterations.
+        minutes: that all attacks together had.
     """
 
     name: str
@@ -132,6 +134,13 @@ class Outcome:
     distance: float = float("nan")
     certified: int = 0
     notes: tuple[str, ...] = field(default=())
+    cut: bool = False
+    minutes: float = 0.0
+
+    @property
+    def missing(self) -> bool:
+        """Whether nothing is known for lack of time."""
+        return self.cut and self.found is None
 
     @property
     def batch(self) -> Batch:
@@ -145,9 +154,9 @@ class Outcome:
         """The smaller, the more can be believed: certified images first, then the distance of the update."""
         return -self.certified, self.distance
 
-    def write(self, folder: Path) -> None:
-        """Keep the outcome as a file."""
-        header = {name: getattr(self, name) for name in _WRITTEN}
+    def write(self, folder: Path, identity: str = "") -> None:
+        """Keep the outcome as a file; `identity` says what it depends on, see `check_kept`."""
+        header = {"identity": identity} | {name: getattr(self, name) for name in _WRITTEN}
         tensors = {}
         if self.found is not None:
             tensors = {"images": self.found.images, "labels": self.found.labels}
@@ -157,7 +166,9 @@ class Outcome:
         _KEPT.write(folder / f"{self.name}.safetensors", tensors or {"none": torch.zeros(1)}, header)
 
 
-_WRITTEN = ("name", "title", "needs", "reason", "seconds", "steps", "distance", "certified", "notes")
+_WRITTEN = (
+    *("name", "title", "needs", "reason", "seconds", "steps", "distance", "certified", "notes", "cut", "minutes"),
+)
 
 
 def read_outcome(path: Path) -> Outcome:
@@ -166,11 +177,13 @@ def read_outcome(path: Path) -> Outcome:
     try:
         texts = [header[name] for name in ("name", "title", "needs", "reason")] + list(header["notes"])
         counts = [header[name] for name in ("steps", "certified")]
-        numbers = [header[name] for name in ("seconds", "distance")]
+        numbers = [header[name] for name in ("seconds", "distance", "minutes")]
         if not all(isinstance(one, str) for one in texts) or not all(type(one) is int for one in counts):
             raise ValueError("texts or counts are of another type")
         if not all(type(one) in (int, float) for one in numbers):
-            raise ValueError("seconds and distance must be numbers")
+            raise ValueError("seconds, distance and minutes must be numbers")
+        if type(header["cut"]) is not bool:
+            raise ValueError("cut must be true or false")
         outcome = Outcome(**{name: header[name] for name in _WRITTEN} | {"notes": tuple(header["notes"])})
         if "images" not in tensors:
             return outcome
@@ -184,18 +197,35 @@ def read_outcome(path: Path) -> Outcome:
         raise CorruptFileError(f"{path} is damaged ({error}): {_KEPT.remedy}") from error
 
 
+def check_kept(folder: Path, identity: str) -> None:
+    """A ConfigError if an outcome in the folder does not have this identity: nothing of another update is taken over.
+
+    Settings do not tell: a file of the same name may hold an update that was recorded anew.
+    """
+    for path in (folder / f"{one.name}.safetensors" for one in CANDIDATES):
+        if path.is_file() and _KEPT.read_header(path).get("identity") != identity:
+            raise ConfigError(
+                f"{path} must be the outcome of an attack on this update, with this model, defense and knowledge; it "
+                f"is of others: choose another folder, or delete {folder}, and the attacks run again"
+            )
+
+
 def run_attacks(
     seen: Observation,
     minutes: float,
     folder: Path | None = None,
     names: Sequence[str] = (),
     progress: Callable[[str], None] = print,
+    identity: str = "",
 ) -> list[Outcome]:
     """The outcomes of all candidates, or of some by name, in the order of their cost.
 
     Attacks after one that certifies all images are left out; so are those for which no time is left. With a `folder`,
-    outcomes are written there, and those that are there already are read instead of computed.
+    outcomes are written there under an `identity` of what they depend on, and those that are there already are read
+    instead of computed; attacks that were cut short run again if there are more minutes.
     """
+    if folder is not None:
+        check_kept(folder, identity)
     outcomes: list[Outcome] = []
     deadline = time.monotonic() + 60 * minutes
     chosen = [one for one in CANDIDATES if not names or one.name in names]
@@ -205,16 +235,20 @@ def run_attacks(
             reason = "not needed: all images are certified"
             outcomes.append(Outcome(*candidate[:3], reason=reason))
             continue
-        if path is not None and path.is_file():
-            outcomes.append(read_outcome(path))
+        kept = read_outcome(path) if path is not None and path.is_file() else None
+        if kept is not None and (not kept.cut or minutes <= kept.minutes):
+            outcomes.append(kept)
             continue
         left = (deadline - time.monotonic()) / max(1, len(chosen) - number)
         # a cheap attack rarely takes its share; the last has all that is left
         allowed = deadline - time.monotonic() if number == len(chosen) - 1 else 2 * left
         outcome = attempt(candidate, seen, allowed)
         progress(_line(outcome, seen.n_examples))
-        if folder is not None:
-            outcome.write(folder)
+        if kept is not None:
+            outcome = replace(best([outcome, kept]) or outcome, cut=outcome.cut)
+        outcome = replace(outcome, minutes=minutes)
+        if folder is not None and not outcome.missing:  # else it runs when it is asked for again
+            outcome.write(folder, identity)
         outcomes.append(outcome)
     return outcomes
 
@@ -223,12 +257,13 @@ def attempt(candidate: Candidate, seen: Observation, seconds: float) -> Outcome:
     """One attack in at most about so many seconds."""
     blank, started = Outcome(*candidate[:3]), time.monotonic()
     if seconds <= 0:
-        return replace(blank, reason="no time was left: raise minutes")
+        return replace(blank, reason="no time was left: raise minutes", cut=True)
+    steps, deadline = candidate.most, started + seconds
     try:
-        steps, deadline = candidate.most, started + seconds
         if steps:
             steps = _affordable(candidate, seen, seconds)
         found, done = _finish(candidate.build(steps).begin([seen]), deadline)
+        cut = steps < candidate.most or time.monotonic() >= deadline
         distance = update_distance(seen, found.images, found.labels)
     except (LitReconError, NotImplementedError) as error:  # PyTorch's: an operation cannot be differentiated twice
         reason = " ".join(str(error).split())
@@ -245,6 +280,7 @@ def attempt(candidate: Candidate, seen: Observation, seconds: float) -> Outcome:
         distance=distance,
         certified=certified,
         notes=found.notes,
+        cut=cut,
     )
 
 

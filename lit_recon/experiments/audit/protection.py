@@ -22,7 +22,7 @@ from lit_recon.defenses import (
     Stage,
 )
 from lit_recon.errors import ConfigError, LitReconError
-from lit_recon.experiments.audit.attacks import Outcome, best, run_attacks
+from lit_recon.experiments.audit.attacks import Outcome, best, check_kept, run_attacks
 from lit_recon.metrics import metrics_of, score_batch
 from lit_recon.records import Observation
 
@@ -75,6 +75,7 @@ def measure_protection(
     folder: Path | None = None,
     defenses: Sequence[DefenseInWords] = DEFENSES,
     progress: Callable[[str], None] = print,
+    identity: str = "",
 ) -> list[Protected]:
     """Defend the observed update, and run the attacks with these names on it.
 
@@ -87,13 +88,18 @@ def measure_protection(
         folder: where outcomes are kept.
         defenses: of the update.
         progress: gets a line per defense.
+        identity: of the undefended update, see `check_protection`.
     """
+    if folder is not None:
+        check_protection(folder, identity, defenses)
     found = []
     for number, (title, strength, defense) in enumerate(defenses):
         try:
             defended = defend(seen, defense, reference, labels)
             own = None if folder is None else folder / f"{number}"
-            outcomes = run_attacks(defended, minutes / len(defenses), own, names, progress=lambda line: None)
+            outcomes = run_attacks(
+                defended, minutes / len(defenses), own, names, lambda line: None, _behind(identity, defense)
+            )
         except LitReconError as error:
             found.append(Protected(title, strength, reason=str(error)))
             continue
@@ -107,6 +113,16 @@ def measure_protection(
             found.append(Protected(title, strength, believed, rmse, stopped))
         progress(f"{title} {strength}: {_told(found[-1])}")
     return found
+
+
+def check_protection(folder: Path, identity: str, defenses: Sequence[DefenseInWords] = DEFENSES) -> None:
+    """A ConfigError if an outcome in the folder is of another update or defense, see `check_kept`."""
+    for number, (_, _, defense) in enumerate(defenses):
+        check_kept(folder / f"{number}", _behind(identity, defense))
+
+
+def _behind(identity: str, defense: Defense) -> str:
+    return f"{identity} behind {defense!r}"
 
 
 def defend(seen: Observation, defense: Defense, images: Tensor, labels: Tensor) -> Observation:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -13,15 +14,16 @@ from jsonargparse import ArgumentParser, Namespace
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from lit_recon.attacks.released.base import digest
 from lit_recon.clients.local_steps import Optimizer
 from lit_recon.clients.record import Circumstances, RecordedUpdate, Sent
 from lit_recon.defenses import Defense
 from lit_recon.errors import ConfigError, CorruptFileError
-from lit_recon.experiments.audit.attacks import CANDIDATES, best, run_attacks
+from lit_recon.experiments.audit.attacks import CANDIDATES, best, check_kept, run_attacks
 from lit_recon.experiments.audit.evidence import read_evidence
 from lit_recon.experiments.audit.interpretation import Interpretation, interpret
 from lit_recon.experiments.audit.page import AUDIT_FILE
-from lit_recon.experiments.audit.protection import measure_protection
+from lit_recon.experiments.audit.protection import check_protection, measure_protection
 from lit_recon.experiments.audit.score import AuditResult, agreement, checked_truth
 from lit_recon.experiments.call import Call, RunSettings, check_range
 from lit_recon.experiments.configuration import SAME_RUN, allow_class_path, settings_parser
@@ -155,7 +157,8 @@ def audit(
         defense: of the client, if an attacker may know it.
         attacks: names of the attacks to try; default: all, cheapest first, until all images are certified.
         minutes, protection_minutes: time for the attacks, and for attacks on defended copies of the update.
-        folder: where results of attacks are kept, so that a killed audit goes on where it stopped.
+        folder: where results of attacks are kept, so that a killed audit goes on where it stopped, and one with more
+            minutes runs the attacks that had too few; of one update, model, defense and knowledge.
         device: of the attacks.
         progress: gets a line for every finding and every attack.
 
@@ -175,6 +178,7 @@ class _Case(NamedTuple):
     found: Interpretation
     truth: tuple[Tensor, Tensor] | None
     labels: Tensor | None
+    identity: str  # a hash of all that was given, but for the defense
 
 
 def _prepared(
@@ -197,7 +201,13 @@ def _prepared(
     known = None if labels is None else torch.as_tensor(labels).long()
     if known is not None and tuple(known.shape) != (n,):
         raise ConfigError(f"labels must name the class of each of the {n} images; got {len(known)}")
-    return _Case(public, found, truth, known)
+    sent = {**evidence.sent, **evidence.buffers}
+    given = (tuple(sent), recorded.form, recorded.known, public.image_shape, public.normalization)
+    # addresses in memory change from one process to the next
+    text = re.sub(r" at 0x[0-9a-fA-F]+", "", repr((given, loss, model, None if known is None else known.tolist())))
+    # as numbers of one type: NumPy has no bfloat16
+    tensors = [value.cpu().double() for value in (*public.model.state_dict().values(), *sent.values())]
+    return _Case(public, found, truth, known, digest(text, *tensors))
 
 
 def _audited(
@@ -211,14 +221,17 @@ def _audited(
     device: torch.device | str,
     progress: Callable[[str], None],
 ) -> AuditResult:
-    found, truth = case.found, case.truth
+    found, truth, identity = case.found, case.truth, f"{case.identity} {defense!r}"
+    if folder is not None:
+        check_kept(folder, identity)
+        check_protection(folder / "protection", identity)
     for finding in found.findings:
         progress(f"{finding.kind:<11} {finding.text}")
     labels = None if case.labels is None else case.labels.to(device)
     moved = case.public._replace(model=case.public.model.to(device))
     on_device = {name: value.to(device) for name, value in found.update.items()}
     seen = replace(found, update=on_device).observation(moved, labels, defense, loss)
-    outcomes = run_attacks(seen, minutes, folder, attacks, progress)
+    outcomes = run_attacks(seen, minutes, folder, attacks, progress, identity)
     findings, chosen, protection = list(found.findings), best(outcomes), []
     if chosen is not None and chosen.found is not None:
         told = agreement(seen, chosen, found.scaled)
@@ -232,6 +245,7 @@ def _audited(
                 protection_minutes,
                 None if folder is None else folder / "protection",
                 progress=progress,
+                identity=identity,
             )
     return AuditResult(findings, outcomes, protection, seen.n_examples, truth)
 
@@ -255,7 +269,8 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     loss = settings.loss or cross_entropy
     case = _prepared(model, recorded, settings.model.image_shape, settings.model.normalization, loss, settings.labels)
     device = check_trainer(settings.trainer).device
-    folder = RunFolder.open(call.folder.path, call.config, settings.overwrite, SAME_RUN, more=(AUDIT_FILE,))
+    may_change = (*SAME_RUN, "minutes", "protection_minutes")
+    folder = RunFolder.open(call.folder.path, call.config, settings.overwrite, may_change, more=(AUDIT_FILE,))
     print(f"run folder  {folder.path}", flush=True)
     started = time.perf_counter()
     result = _audited(

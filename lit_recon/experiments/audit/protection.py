@@ -54,7 +54,8 @@ class Protected:
         title, strength: of the defense, in words.
         outcome: of the attack that is to be believed most; None: none returned images.
         rmse: of its images and the reference, each image matched.
-        stopped: the images are no closer to the reference than plain images of its mean colors.
+        stopped: the images are no closer to the reference than plain images of its mean colors; None: not measured, as
+            it failed, or an attack had no time that could have come closer.
         reason: why it was not measured.
     """
 
@@ -103,14 +104,14 @@ def measure_protection(
         except LitReconError as error:
             found.append(Protected(title, strength, reason=str(error)))
             continue
-        believed = best(outcomes)
-        if believed is None or believed.found is None:
-            reason = "; ".join(dict.fromkeys(one.reason for one in outcomes))
-            found.append(Protected(title, strength, stopped=True, reason=reason))
-        else:
-            rmse = error_of(believed.found.images, reference)
-            stopped = rmse >= error_of(flat(reference), reference)
-            found.append(Protected(title, strength, believed, rmse, stopped))
+        believed, late = best(outcomes), [one.title for one in outcomes if one.missing]
+        images = None if believed is None or believed.found is None else believed.found.images
+        rmse = None if images is None else error_of(images, reference)
+        stopped: bool | None = rmse is None or rmse >= error_of(flat(reference), reference)
+        reason = "; ".join(dict.fromkeys(one.reason for one in outcomes)) if rmse is None else ""
+        if stopped and late:
+            stopped, reason = None, f"no time was left for {', '.join(late)}: raise protection_minutes"
+        found.append(Protected(title, strength, believed, rmse, stopped, reason))
         progress(f"{title} {strength}: {_told(found[-1])}")
     return found
 
@@ -150,6 +151,8 @@ def error_of(images: Tensor, reference: Tensor) -> float:
 
 
 def _told(found: Protected) -> str:
+    if found.stopped is None:
+        return f"not measured ({found.reason})"
     if found.rmse is None:
         return f"nothing came back ({found.reason})"
     return f"RMSE {found.rmse:.3g}, {'stopped' if found.stopped else 'not stopped'}"

@@ -1,0 +1,82 @@
+"""Defenses of an observed update: measured with time alone, and beside what the client itself had done to the update."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import lit_recon
+from lit_recon.attacks.updates.gradient_matching.matching import update_distance
+from lit_recon.defenses import (
+    Chain,
+    Defense,
+    ExcludedVariables,
+    GaussianNoise,
+    GradientClipping,
+    GradientDropout,
+    GradientPruning,
+)
+from lit_recon.experiments.audit import protection
+from lit_recon.experiments.audit.attacks import Outcome
+from lit_recon.experiments.audit.page import _outcome
+from lit_recon.experiments.audit.protection import DEFENSES, defend, measure_protection
+from lit_recon.models import public_model
+from lit_recon.records import Observation, Reconstruction
+from tests.experiments.audit.updates import NORMALIZATION, SHAPE, images, interpreted, labels, mlp, update
+
+
+def test_a_defense_that_was_never_attacked_stopped_nothing() -> None:
+    result = lit_recon.audit(
+        *(mlp(), update(mlp(), 1), SHAPE, NORMALIZATION),
+        attacks=["analytic"],
+        minutes=1,
+        protection_minutes=1e-12,
+    )
+    assert [own.stopped for own in result.protection] == [None] * len(DEFENSES)
+    [reason] = {own.reason for own in result.protection}
+    assert reason == "no time was left for Analytic inversion: raise protection_minutes"
+    assert "stopped" not in str(result)
+
+
+def outcome(name: str, shown: str) -> Outcome:
+    """An attack that brought the images, black ones, or nothing for one of two reasons."""
+    if shown in ("late", "failed"):
+        return Outcome(name, name, "", reason=shown, cut=shown == "late")
+    found = images(1) if shown == "images" else torch.zeros(1, *SHAPE)
+    return Outcome(name, name, "", Reconstruction(found, labels(1), 0.0), distance=0.0)
+
+
+def seen(unsent: str = "", defense: Defense | None = None, kept: GradientDropout | None = None) -> Observation:
+    """A client's update of one image without some tensors, and perhaps without dropped entries."""
+    recorded = update(mlp(), 1)
+    sent = {name: value - recorded.before[name] for name, value in recorded.sent.items() if name != unsent}
+    if kept is not None:
+        sent = kept.transform_update(sent, None, torch.Generator().manual_seed(0))  # type: ignore[arg-type]  # unused
+    recorded = replace(recorded, sent={name: recorded.before[name] + value for name, value in sent.items()})
+    return interpreted(mlp(), recorded).observation(public_model(mlp(), SHAPE, NORMALIZATION), None, defense)
+
+
+@pytest.mark.parametrize(
+    ("shown", "stopped", "words"),
+    [
+        (("images", "late"), False, "not stopped"),
+        (("black", "late"), None, "not measured"),
+        (("black", "failed"), True, "stopped"),
+        (("failed", "late"), None, "not measured"),
+        (("failed", "failed"), True, "stopped"),
+    ],
+    ids=str,
+)
+def test_an_attack_without_time_leaves_open_what_no_other_one_decides(
+    shown: tuple[str, ...], stopped: bool | None, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protection, "run_attacks", lambda *_: [outcome(str(i), one) for i, one in enumerate(shown)])
+    lines: list[str] = []
+    how = (images(1), labels(1), ["analytic"], 1.0)
+    [own] = measure_protection(seen(), *how, defenses=DEFENSES[:1], progress=lines.append)
+    assert own.stopped is stopped
+    assert ("no time was left for 1" in own.reason) == (stopped is None)
+    assert _outcome({"stopped": own.stopped, "certified": 0}) == words
+    assert ("not measured" in lines[0]) == (stopped is None)

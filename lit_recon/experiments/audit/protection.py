@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,7 +13,9 @@ from torch import Tensor
 from lit_recon.data.dataset import seeded_generator
 from lit_recon.defenses import (
     Batch,
+    Chain,
     Defense,
+    ExcludedVariables,
     GaussianNoise,
     GradientDropout,
     GradientPruning,
@@ -24,7 +25,7 @@ from lit_recon.defenses import (
 from lit_recon.errors import ConfigError, LitReconError
 from lit_recon.experiments.audit.attacks import Outcome, best, check_kept, run_attacks
 from lit_recon.metrics import metrics_of, score_batch
-from lit_recon.records import Observation
+from lit_recon.records import Differentiable, Observation, Update
 
 
 class DefenseInWords(NamedTuple):
@@ -127,16 +128,48 @@ def _behind(identity: str, defense: Defense) -> str:
 
 
 def defend(seen: Observation, defense: Defense, images: Tensor, labels: Tensor) -> Observation:
-    """The observation if the client had used this defense of the update, which the attacker knows.
+    """The observation if the client had used this defense of what it sent, too, which the attacker knows.
 
-    A ConfigError for a defense of the batch or of single examples: only the update is there to be defended.
+    What did not leave the client stays zero, and does not count for relative strengths. A ConfigError for a defense of
+    the batch or of single examples: only the update is there to be defended.
     """
     if [*defense.stages] not in ([], [Stage.UPDATE]):
         raise ConfigError(f"{defense} acts before the update is computed: measure it with attack.py evaluate")
-    gradient = partial(seen.operator, seen.weights)
-    round_ = Round(Batch(images, labels), gradient)
-    update = defense.transform_update(seen.update, round_, seeded_generator(0, "audit", repr(defense)))
-    return replace(seen, update=update, defense=defense, knowledge=replace(seen.knowledge, defense=True))
+    own = seen.defense
+    assert own is None or isinstance(own, Defense)  # given by the user, or of the interpretation
+    places = _sent(seen.update, own)
+
+    def sent(update: Update) -> Update:
+        return {name: update[name].flatten()[where] for name, where in places.items()}
+
+    def gradient(batch: Batch, differentiable: Differentiable = "no") -> Update:
+        return sent(seen.operator(seen.weights, batch, differentiable))
+
+    generator = seeded_generator(0, "audit", repr(defense))
+    defended = defense.transform_update(sent(seen.update), Round(Batch(images, labels), gradient), generator)
+    update = {name: torch.zeros_like(value).contiguous() for name, value in seen.update.items()}
+    for name, where in places.items():
+        update[name].view(-1)[where] = defended[name]
+    unsent = [name for name in update if name not in places]
+    before = [*([] if own is None else [own]), *([ExcludedVariables(unsent)] if unsent else [])]
+    known = Chain([*before, defense]) if before else defense
+    return replace(seen, update=update, defense=known, knowledge=replace(seen.knowledge, defense=True))
+
+
+def _sent(update: Update, own: Defense | None) -> dict[str, Tensor]:
+    """Places of the entries that left the client, by tensor, as the attacker takes them.
+
+    Of a client without a defense that is all. Else tensors of zeros were not sent, and where the attacker takes from
+    zeros what was dropped, no zero was: it stays so behind noise, which would hide that from the attack.
+    """
+    places = {}
+    for name, value in update.items():
+        sent = torch.ones_like(value, dtype=torch.bool)
+        if own is not None:
+            sent = value != 0 if own.reads_zeros else sent & value.any()
+        if sent.any():
+            places[name] = sent.flatten().nonzero().squeeze(1)
+    return places
 
 
 def flat(images: Tensor) -> Tensor:

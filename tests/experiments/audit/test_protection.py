@@ -1,4 +1,4 @@
-"""Defenses of an observed update: measured with time alone, and beside what the client itself had done to the update."""
+"""Defenses of an observed update: measured if there is time, beside what the client itself did to the update."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 
 import lit_recon
 from lit_recon.attacks.updates.gradient_matching.matching import update_distance
+from lit_recon.data.dataset import seeded_generator
 from lit_recon.defenses import (
     Chain,
     Defense,
@@ -17,6 +18,7 @@ from lit_recon.defenses import (
     GradientClipping,
     GradientDropout,
     GradientPruning,
+    OptimalGradientPruning,
 )
 from lit_recon.experiments.audit import protection
 from lit_recon.experiments.audit.attacks import Outcome
@@ -80,3 +82,50 @@ def test_an_attack_without_time_leaves_open_what_no_other_one_decides(
     assert ("no time was left for 1" in own.reason) == (stopped is None)
     assert _outcome({"stopped": own.stopped, "certified": 0}) == words
     assert ("not measured" in lines[0]) == (stopped is None)
+
+
+CLIENTS = {
+    "a tensor kept": lambda: seen("3.weight"),
+    "a tensor kept, and clipping": lambda: seen("3.weight", GradientClipping(0.1)),
+    "entries dropped": lambda: seen(kept=GradientDropout(0.5)),
+}
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("defense", [GaussianNoise(0.01, True), GradientPruning(0.5)], ids=str)
+def test_what_was_not_sent_stays_unknown_behind_a_defense(client: str, defense: Defense) -> None:
+    """True images explain the defended update up to the noise, `0.01**2 / 2` of the cosine; else to 0.1 and more."""
+    before = CLIENTS[client]()
+    after = defend(before, defense, images(1), labels(1))
+    assert update_distance(after, images(1), labels(1)) < 2e-4
+    assert all(not after.update[name].any() for name, value in before.update.items() if not value.any())
+
+
+@pytest.mark.parametrize("defense", [one.defense for one in DEFENSES], ids=str)
+def test_strengths_are_those_of_what_was_sent(defense: Defense) -> None:
+    """As if there were no other tensors."""
+    before = seen("3.weight", GradientClipping(10.0))
+    after = defend(before, defense, images(1), labels(1)).update
+    sent = {name: value for name, value in before.update.items() if name != "3.weight"}
+    generator = seeded_generator(0, "audit", repr(defense))
+    expected = defense.transform_update(sent, None, generator)  # type: ignore[arg-type]  # not used
+    assert not after["3.weight"].any()
+    for name, value in expected.items():
+        torch.testing.assert_close(after[name], value)
+
+
+def test_a_defense_that_needs_the_gradient_has_that_of_what_was_sent() -> None:
+    after = defend(seen("3.weight", GradientClipping(10.0)), OptimalGradientPruning(0.5), images(1), labels(1)).update
+    kept = sum(int((value != 0).sum()) for value in after.values())
+    assert kept <= sum(value.numel() for name, value in after.items() if name != "3.weight") / 2
+
+
+def test_the_attacker_knows_the_defense_of_the_client_too() -> None:
+    own, measured = GradientClipping(0.1), GradientPruning(0.5)
+    clipped = defend(seen(defense=own), measured, images(1), labels(1)).defense
+    assert isinstance(clipped, Chain)
+    assert clipped.defenses == [own, measured]
+    kept = defend(seen("3.weight", own), measured, images(1), labels(1)).defense
+    assert isinstance(kept, Chain)
+    assert [type(one) for one in kept.defenses] == [GradientClipping, ExcludedVariables, GradientPruning]
+    assert defend(seen(), measured, images(1), labels(1)).defense is measured

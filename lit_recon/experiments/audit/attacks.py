@@ -258,8 +258,8 @@ def attempt(candidate: Candidate, seen: Observation, seconds: float) -> Outcome:
     blank, started = Outcome(*candidate[:3]), time.monotonic()
     if seconds <= 0:
         return replace(blank, reason="no time was left: raise minutes", cut=True)
-    steps, deadline = candidate.most, started + seconds
     try:
+        steps, deadline = candidate.most, started + seconds
         if steps:
             steps = _affordable(candidate, seen, seconds)
         found, done = _finish(candidate.build(steps).begin([seen]), deadline)

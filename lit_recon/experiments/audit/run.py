@@ -171,6 +171,10 @@ def audit(
     return _audited(case, loss, defense, attacks, minutes, protection_minutes, folder, device, progress)
 
 
+#: Of an object in memory, in the text of a function: another one in every process.
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+
+
 class _Case(NamedTuple):
     """What an audit knows before its attacks begin."""
 
@@ -203,8 +207,7 @@ def _prepared(
         raise ConfigError(f"labels must name the class of each of the {n} images; got {len(known)}")
     sent = {**evidence.sent, **evidence.buffers}
     given = (tuple(sent), recorded.form, recorded.known, public.image_shape, public.normalization)
-    # addresses in memory change from one process to the next
-    text = re.sub(r" at 0x[0-9a-fA-F]+", "", repr((given, loss, model, None if known is None else known.tolist())))
+    text = _ADDRESS.sub("", repr((given, loss, model, None if known is None else known.tolist())))
     # as numbers of one type: NumPy has no bfloat16
     tensors = [value.cpu().double() for value in (*public.model.state_dict().values(), *sent.values())]
     return _Case(public, found, truth, known, digest(text, *tensors))
@@ -221,7 +224,7 @@ def _audited(
     device: torch.device | str,
     progress: Callable[[str], None],
 ) -> AuditResult:
-    found, truth, identity = case.found, case.truth, f"{case.identity} {defense!r}"
+    found, truth, identity = case.found, case.truth, f"{case.identity} {_ADDRESS.sub('', repr(defense))}"
     if folder is not None:
         check_kept(folder, identity)
         check_protection(folder / "protection", identity)

@@ -110,11 +110,7 @@ class AuditResult:
             told = outcome.reason or f"{outcome.certified} of {self.n_images} certified, {outcome.seconds:.0f} s"
             lines.append(f"{outcome.title}: {told}" + ("" if errors is None else f", RMSE {float(errors.mean()):.3g}"))
         for own in self.protection:
-            told = (
-                own.reason
-                if own.rmse is None or own.stopped is None
-                else f"RMSE {own.rmse:.3g}{', stopped' * bool(own.stopped)}"
-            )
+            told = own.reason or f"RMSE {own.rmse:.3g}{', stopped' * bool(own.stopped)}"
             lines.append(f"with {own.title.lower()}, {own.strength}: {told}")
         return "\n".join(lines)
 

@@ -103,7 +103,7 @@ def test_an_attack_that_was_cut_short_runs_again_with_more_minutes_alone(
     assert read_outcome(tmp_path / "analytic.safetensors").distance == 0.1  # the better one stays
 
 
-@pytest.mark.parametrize(("minutes", "cut"), [(0.01, True), (5.0, False)])
+@pytest.mark.parametrize(("minutes", "cut"), [(1e-4, True), (5.0, False)])
 def test_attacks_know_whether_they_were_cut_short(minutes: float, cut: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     short = [one._replace(most=60) if one.name == "geiping2020" else one for one in attacks.CANDIDATES]
     monkeypatch.setattr(attacks, "CANDIDATES", short)

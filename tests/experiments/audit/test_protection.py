@@ -24,6 +24,7 @@ from lit_recon.experiments.audit import protection
 from lit_recon.experiments.audit.attacks import Outcome
 from lit_recon.experiments.audit.page import _outcome
 from lit_recon.experiments.audit.protection import DEFENSES, defend, measure_protection
+from lit_recon.experiments.audit.score import AuditResult
 from lit_recon.models import public_model
 from lit_recon.records import Observation, Reconstruction
 from tests.experiments.audit.updates import NORMALIZATION, SHAPE, images, interpreted, labels, mlp, update
@@ -80,6 +81,7 @@ def test_an_attack_without_time_leaves_open_what_no_other_one_decides(
     [own] = measure_protection(seen(), *how, defenses=DEFENSES[:1], progress=lines.append)
     assert own.stopped is stopped
     assert ("no time was left for 1" in own.reason) == (stopped is None)
+    assert ("no time was left for 1" in str(AuditResult([], [], [own], 1))) == (stopped is None)
     assert _outcome({"stopped": own.stopped, "certified": 0}) == words
     assert ("not measured" in lines[0]) == (stopped is None)
 

@@ -230,7 +230,8 @@ def price_plots(records: Sequence[Content]) -> list[Plot]:
 
 
 def _price_series(grid: Row, records: Sequence[Content], barred: set[str]) -> list[Series]:
-    batches = [row for row in select(_rows(records, "batches"), batch_size=1) if row["attack"] not in barred]
+    attacks = {*grid["attacks"]} - barred
+    batches = [row for row in select(_rows(records, "batches"), batch_size=1) if row["attack"] in attacks]
     known = strengths_of(_strengths(grid), _rows(records, "utility"), batches, sign=1)
     series, points = [], []
     for number, (name, strengths) in enumerate(known.items()):
@@ -287,14 +288,15 @@ def _strengths(grid: Row) -> dict[str, list[float]]:
 
 
 def _compared(grid: Row, records: Sequence[Content], side: Side) -> DefenseComparison | None:
-    batches = [row for row in select(_rows(records, "batches"), batch_size=1) if row["attack"] not in side.barred]
+    attacks = {*grid["attacks"]} - {*side.barred}
+    batches = [row for row in select(_rows(records, "batches"), batch_size=1) if row["attack"] in attacks]
     values = _strengths(grid)
     strengths = strengths_of(values, _rows(records, "utility"), batches, sign=1)
     cells = select(_rows(records, "evaluation"), batch_size=1)
 
     def settled(name: str, strength: float) -> bool:
         """Whether no attack of the side can work there, so that there is nothing to measure."""
-        own = [row for row in select(cells, defense=name, strength=strength) if row["attack"] not in side.barred]
+        own = [row for row in select(cells, defense=name, strength=strength) if row["attack"] in attacks]
         return bool(own) and all(row.get("applicable") == "false" for row in own)
 
     # a defense is compared once all its strengths are measured

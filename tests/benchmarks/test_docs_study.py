@@ -102,6 +102,16 @@ def test_attacks_that_know_batch_statistics_are_left_out_once_more(parts: list[A
     assert "| 10 | **> 4e-6** (at 2" in every
 
 
+def test_attacks_that_the_grid_does_not_have_do_not_count(parts: list[Any]) -> None:
+    strange = part("clip", 8, [], {"another": [0.0, 0.0]})
+    assert study.small_price([*parts, strange]) == study.small_price(parts)
+    drawn = [
+        [list(series.y) for plot in study.price_plots(own) for series in plot.series]
+        for own in (parts, [*parts, strange])
+    ]
+    assert drawn[0] == drawn[1]
+
+
 def test_of_several_defenses_the_best_is_named_with_how_sure_that_is(parts: list[Any]) -> None:
     """Local steps of the same accuracies as clipping, and worse attacks."""
     errors = {"feature_maps": [0.5, 0.5], "geiping2020": [0.6, 0.6], "fowl2021": [0.5, 0.5]}

@@ -304,8 +304,8 @@ def _from_head(found: Interpretation, public: PublicModel, head: HeadGradient, c
     scale = None if crowded else _scale(head, public, found, n)
     if scale is None:
         text = (
-            "Sign and scale could not be checked before the attacks: the network's outputs differ between images, or "
-            "no whole numbers of labels explain the head's gradient."
+            "Sign and scale could not be checked before the attacks: the network's outputs differ between images, "
+            "entries of the head's bias are missing, or no whole numbers of labels explain its gradient."
         )
         return replace(found, update=update, findings=(*findings, Finding("open", text)))
     factor, fits = abs(scale), _ALIKE < abs(scale) < 1 / _ALIKE
@@ -363,6 +363,10 @@ def _scale(head: HeadGradient, public: PublicModel, found: Interpretation, n: in
     In b = s (p - m / n) the numbers m of labels are whole, and the probabilities p are those of noise images up to
     their spread: where that is small, the likelihood of b tells s.
     """
+    # of an update with missing entries, zeros are not values
+    kept = torch.ones_like(head.bias_gradient, dtype=torch.bool) if found.simulated is None else head.bias_gradient != 0
+    if kept.double().mean() <= 0.5:
+        return None
     mode = found.known.batch_norm or "eval"
     # statistics of a batch are those of as many images as the client had
     inputs = probe_inputs(found.observation(public, None, None), batch_norm=mode, together=max(2, n)).double()
@@ -374,8 +378,8 @@ def _scale(head: HeadGradient, public: PublicModel, found: Interpretation, n: in
 
     def fit(scale: float) -> tuple[float, float]:
         counts = n * (usual - head.bias_gradient / scale)
-        deviations = ((counts - counts.round().clamp_min(0)) / (n * spread)).square()
-        return -0.5 * float(deviations.sum()) - head.n_classes * math.log(abs(scale)), float(deviations.mean())
+        deviations = ((counts - counts.round().clamp_min(0)) / (n * spread))[kept].square()
+        return -0.5 * float(deviations.sum()) - len(deviations) * math.log(abs(scale)), float(deviations.mean())
 
     scales = [sign * 10 ** (power / 20) for sign in (1, -1) for power in range(-140, 61)]
     rough = max(scales, key=lambda scale: fit(scale)[0])

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lit_recon.clients.record import RecordedUpdate
 from lit_recon.errors import LitReconError
 from lit_recon.experiments.audit.evidence import read_evidence
-from tests.experiments.audit.updates import convnet, update
+from tests.experiments.audit.updates import convnet, doubts, interpreted, mlp, update
 
 State = dict[str, Tensor]
 
@@ -90,3 +90,29 @@ def test_what_cannot_be_mended_ends_in_one_sentence(part: str, change: Callable[
     with pytest.raises(LitReconError, match=message) as caught:
         read_evidence(convnet(norm=True), changed(change, part))
     assert "\n" not in str(caught.value)
+
+
+def dropped(rate: float, seed: int, sign: int = 1) -> tuple[nn.Module, RecordedUpdate]:
+    """New weights of a client of one image, of which a share was left as it was."""
+    model, generator = mlp(seed), torch.Generator().manual_seed(seed)
+    recorded = update(model, 1)
+    sent = {}
+    for name, before in recorded.before.items():
+        moved = sign * (recorded.sent[name] - before)
+        sent[name] = before + moved * (torch.rand(before.shape, generator=generator) >= rate)
+    return model, replace(recorded, sent=sent)
+
+
+@pytest.mark.parametrize(("rate", "seed"), [(0.5, 4), (0.9, 0), (0.9, 5)])
+def test_missing_entries_of_the_head_are_not_taken_for_zeros(rate: float, seed: int) -> None:
+    model, recorded = dropped(rate, seed)
+    found = interpreted(model, recorded)
+    assert found.simulated is not None
+    assert doubts(found) == []
+    moved = (recorded.before["1.weight"] - recorded.sent["1.weight"]) / 0.1
+    torch.testing.assert_close(found.update["1.weight"], moved)
+
+
+def test_what_is_left_of_the_head_tells_the_sign() -> None:
+    told = [doubts(interpreted(*dropped(0.2, seed, sign=-1))) for seed in range(4)]
+    assert sum("sign is reversed" in " ".join(own) for own in told) >= 3  # measured 4

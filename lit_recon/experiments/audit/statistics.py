@@ -184,9 +184,9 @@ def _of_batch(
     # positions that each layer averages over, per image
     places, found = {call.name: call.given[0, 0].numel() for call in _calls(public, (_BatchNorm,))}, {}
     for name, layer in layers.items():
-        if name not in places:  # the forward pass does not use it
+        if name not in places or not layer.momentum:  # the forward pass does not use it, or nothing moves it
             continue
-        rate, count = float(layer.momentum or 0.0), n * places[name]
+        rate, count = float(layer.momentum), n * places[name]
         mean, var = (
             (after[name][part] - (1 - rate) * evidence.before[f"{name}.{part}"]) / rate
             for part in ("running_mean", "running_var")

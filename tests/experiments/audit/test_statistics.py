@@ -33,3 +33,13 @@ def test_a_layer_that_is_not_used_has_no_statistics(first: bool) -> None:
     assert list(found.statistics) == ["body.1"]
     inputs = model.get_submodule("body.0")((images(4) - 0.5) / 0.25)
     torch.testing.assert_close(found.statistics["body.1"].mean, inputs.mean(dim=(0, 2, 3)), rtol=1e-4, atol=1e-5)
+
+
+def test_a_layer_without_momentum_has_no_statistics() -> None:
+    torch.manual_seed(0)
+    body = [nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8, momentum=0.0), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.BatchNorm2d(4)]
+    model = nn.Sequential(*body, nn.Flatten(), nn.Linear(64, 10))
+    found = interpreted(model, update(model, 4))
+    assert found.statistics is not None
+    assert list(found.statistics) == ["4"]
+    assert bool(found.statistics["4"].mean.isfinite().all())

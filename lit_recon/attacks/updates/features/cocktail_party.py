@@ -103,7 +103,8 @@ class CocktailParty(FeatureRecovery):
         within = torch.linalg.qr(gradient @ span).R @ span.T
         rows = torch.cat([within, within.norm() * direction[None]])
         sources = torch.nn.functional.normalize(self._sources(mixtures_of(rows, None, span.shape[1] + 1).basis))
-        sparsest = sources.abs().mean(dim=1).topk(span.shape[1], largest=False).indices
+        # the weakest mixtures may fall below rounding beside the center
+        sparsest = sources.abs().mean(dim=1).topk(min(span.shape[1], len(sources)), largest=False).indices
         parts = least_squares(torch.cat([span, direction[:, None]], dim=1), sources[sparsest].T)
         return (parts[:-1] * parts[-1].sign()).T @ span.T
 

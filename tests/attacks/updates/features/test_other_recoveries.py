@@ -120,6 +120,20 @@ def test_features_are_unmixed_before_they_are_centered(build: Build) -> None:
     assert (unit @ silent.features.T).amax(dim=1).min() > 0.95
 
 
+def test_mixtures_near_rounding_do_not_end_the_separation(build: Build) -> None:
+    seen, truth, _ = build(GELU, n=4, d=60, m=64)
+    generator = torch.Generator().manual_seed(0)
+    mixing = torch.linalg.qr(torch.randn(64, 4, generator=generator, dtype=torch.float64)).Q
+    strength = torch.tensor([1.0, 1.0, 7e-7, 7e-7], dtype=torch.float64)
+    weak = (mixing * strength) @ torch.linalg.qr((truth - truth.mean(dim=1, keepdim=True)).T).Q.T
+    center = torch.randn(60, generator=generator, dtype=torch.float64)
+    mixed = replace(seen, weight_gradient=weak, bias_gradient=mixing.sum(dim=1), center=center)
+    found = CocktailParty(non_negativity=0.1, steps=5).recover(mixed)
+    assert found.features.isfinite().all()
+    assert len(found.features) < 4
+    assert "for 4 examples" in found.notes[0]
+
+
 @pytest.mark.parametrize("activation", [RELU, GELU], ids=lambda activation: activation.name)
 def test_signs_and_labels_of_true_features(build: Build, activation: Activation) -> None:
     seen, truth, labels = build(activation, n=6)

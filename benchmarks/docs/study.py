@@ -64,7 +64,8 @@ def attacks(records: Sequence[Content]) -> str:
     """RMSE of every attack under every defense, the paper's in brackets; accuracy and loss of the trainings."""
     grid = configuration(f"evaluate/{_GRID}.yaml")
     batches, trainings = _rows(records, "batches"), _rows(records, "utility")
-    all_cells, malicious = _rows(records, "evaluation"), _malicious(grid)
+    all_cells = [row for row in _rows(records, "evaluation") if row["attack"] in grid["attacks"]]
+    malicious = _malicious(grid)
     # a network that the server has modified has other bounds
     bounded = [row for row in all_cells if row.get("bound_rmse") and row["attack"] not in malicious]
     rows = []

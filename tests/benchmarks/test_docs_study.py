@@ -105,6 +105,7 @@ def test_attacks_that_know_batch_statistics_are_left_out_once_more(parts: list[A
 def test_attacks_that_the_grid_does_not_have_do_not_count(parts: list[Any]) -> None:
     strange = part("clip", 8, [], {"another": [0.0, 0.0]})
     assert study.small_price([*parts, strange]) == study.small_price(parts)
+    assert study.attacks([*parts, strange]) == study.attacks(parts)
     drawn = [
         [list(series.y) for plot in study.price_plots(own) for series in plot.series]
         for own in (parts, [*parts, strange])

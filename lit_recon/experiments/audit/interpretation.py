@@ -21,7 +21,7 @@ from lit_recon.attacks.updates.labels.head import HeadGradient, head_gradient, p
 from lit_recon.clients import GradientOperator, LocalSteps
 from lit_recon.clients.local_steps import path_length, spacing
 from lit_recon.clients.record import Circumstances, Sent
-from lit_recon.defenses import Chain, Defense, GradientClipping, GradientDropout, PerExampleClipping
+from lit_recon.defenses import Defense, GradientDropout
 from lit_recon.defenses.vectors import flatten
 from lit_recon.errors import ConfigError, LitReconError
 from lit_recon.experiments.audit.evidence import Evidence, Finding
@@ -85,9 +85,6 @@ class Interpretation:
     ) -> Observation:
         """What an attacker sees; `labels` and `defense` if he knows them."""
         simulated = defense or self.simulated
-        # others read what is missing off the update, or add noise, whose density leaves zeros out
-        if isinstance(defense, GradientClipping | PerExampleClipping) and self.simulated is not None:
-            simulated = Chain([defense, self.simulated])
         knowledge = Knowledge(
             labels=labels is not None,
             batch_norm="running" if self.statistics is None else "batch",

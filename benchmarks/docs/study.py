@@ -24,15 +24,17 @@ _NONE = "none"
 _IDENTITY = ("defense", "strength", "repetition", "attack", "aware", "batch_size", "batch")
 
 
-def _rows(records: Sequence[Content], name: str) -> list[Row]:
+def _rows(records: Sequence[Content], name: str, grid: Row | None = None) -> list[Row]:
     """The rows of a CSV file of all parts; what was measured again, or was not run in some of them, counts once.
 
-    Of records of further seeds (`..._seeds_...`), made on another machine, only the trainings count: their attacked
-    network was trained there, too.
+    With a `grid`, rows of attacks that it does not have are left out. Of records of further seeds (`..._seeds_...`),
+    made on another machine, only the trainings count: their attacked network was trained there, too.
     """
     if name != "utility":
         records = [record for record in records if "_seeds_" not in record["name"]]
     rows = [row for record in oldest_first(records) for row in row_of(record)["tables"].get(name, [])]
+    if grid is not None:
+        rows = [row for row in rows if row.get("attack") is None or row["attack"] in grid["attacks"]]
     newest = {tuple(row.get(key) for key in _IDENTITY): row for row in sorted(rows, key=has_result)}
     return list(newest.values())
 
@@ -63,9 +65,8 @@ def _informed(grid: Row) -> list[str]:
 def attacks(records: Sequence[Content]) -> str:
     """RMSE of every attack under every defense, the paper's in brackets; accuracy and loss of the trainings."""
     grid = configuration(f"evaluate/{_GRID}.yaml")
-    batches, trainings = _rows(records, "batches"), _rows(records, "utility")
-    all_cells = [row for row in _rows(records, "evaluation") if row["attack"] in grid["attacks"]]
-    malicious = _malicious(grid)
+    batches, trainings = _rows(records, "batches", grid), _rows(records, "utility")
+    all_cells, malicious = _rows(records, "evaluation", grid), _malicious(grid)
     # a network that the server has modified has other bounds
     bounded = [row for row in all_cells if row.get("bound_rmse") and row["attack"] not in malicious]
     rows = []
@@ -171,7 +172,7 @@ def equal_price(records: Sequence[Content], name: str) -> str:
     titles = {name: attack["title"] for name, attack in grid["attacks"].items()}
     defenses = {key: family["title"] for key, family in grid["defenses"].items()}
     names = GridNames(defenses, titles, _strengths(grid), "RMSE", shown)
-    cells = select(_rows(records, "evaluation"), batch_size=1)
+    cells = select(_rows(records, "evaluation", grid), batch_size=1)
     said = [*(conclude(names, one) for one in found), *missing(names, _rows(records, "utility"), cells)]
     verdict = " ".join(said).replace("\N{NO-BREAK SPACE}", " ")
     return "\n\n".join([verdict, *(_side(grid, one) for one in found)])
@@ -216,7 +217,7 @@ def price_plots(records: Sequence[Content]) -> list[Plot]:
         f"without {_titles(grid, new)}": {*_malicious(grid), *new},
         f"with {_titles(grid, new)}": {*_malicious(grid)},
     }
-    cells = [row for row in _rows(records, "evaluation") if "nearest_public_rmse" in row]
+    cells = [row for row in _rows(records, "evaluation", grid) if "nearest_public_rmse" in row]
     levels = {"nearest public image": _mean(cells, "nearest_public_rmse")}
     return [
         Plot(
@@ -231,8 +232,7 @@ def price_plots(records: Sequence[Content]) -> list[Plot]:
 
 
 def _price_series(grid: Row, records: Sequence[Content], barred: set[str]) -> list[Series]:
-    attacks = {*grid["attacks"]} - barred
-    batches = [row for row in select(_rows(records, "batches"), batch_size=1) if row["attack"] in attacks]
+    batches = [row for row in select(_rows(records, "batches", grid), batch_size=1) if row["attack"] not in barred]
     known = strengths_of(_strengths(grid), _rows(records, "utility"), batches, sign=1)
     series, points = [], []
     for number, (name, strengths) in enumerate(known.items()):
@@ -272,7 +272,7 @@ def _titles(grid: Row, attacks: Sequence[str]) -> str:
 
 def _knowing(grid: Row, records: Sequence[Content]) -> set[str]:
     """The attacks with results that know the statistics of the batch."""
-    return {row["attack"] for row in _rows(records, "batches")} & {*_informed(grid)}
+    return {row["attack"] for row in _rows(records, "batches", grid)} & {*_informed(grid)}
 
 
 def _comparisons(grid: Row, records: Sequence[Content]) -> list[DefenseComparison]:
@@ -289,15 +289,15 @@ def _strengths(grid: Row) -> dict[str, list[float]]:
 
 
 def _compared(grid: Row, records: Sequence[Content], side: Side) -> DefenseComparison | None:
-    attacks = {*grid["attacks"]} - {*side.barred}
-    batches = [row for row in select(_rows(records, "batches"), batch_size=1) if row["attack"] in attacks]
+    batches = select(_rows(records, "batches", grid), batch_size=1)
+    batches = [row for row in batches if row["attack"] not in side.barred]
     values = _strengths(grid)
     strengths = strengths_of(values, _rows(records, "utility"), batches, sign=1)
-    cells = select(_rows(records, "evaluation"), batch_size=1)
+    cells = select(_rows(records, "evaluation", grid), batch_size=1)
 
     def settled(name: str, strength: float) -> bool:
         """Whether no attack of the side can work there, so that there is nothing to measure."""
-        own = [row for row in select(cells, defense=name, strength=strength) if row["attack"] in attacks]
+        own = [row for row in select(cells, defense=name, strength=strength) if row["attack"] not in side.barred]
         return bool(own) and all(row.get("applicable") == "false" for row in own)
 
     # a defense is compared once all its strengths are measured

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -166,9 +166,7 @@ class Outcome:
         _KEPT.write(folder / f"{self.name}.safetensors", tensors or {"none": torch.zeros(1)}, header)
 
 
-_WRITTEN = (
-    *("name", "title", "needs", "reason", "seconds", "steps", "distance", "certified", "notes", "cut", "minutes"),
-)
+_WRITTEN = tuple(one.name for one in fields(Outcome) if one.name != "found")
 
 
 def read_outcome(path: Path) -> Outcome:

@@ -71,7 +71,7 @@ def batch_norm_facts(public: PublicModel, evidence: Evidence, form: Sent, known:
     if counted and max(counted) != known.steps:  # layers that are frozen or not used count none
         text = f"{known.steps} steps are claimed, but BatchNorm counted {max(counted)} batches: so many are assumed."
         findings.append(Finding("doubt", text))
-        known = replace(known, steps=max(max(counted), known.batches))
+        known = replace(known, steps=max(*counted, known.batches))
     cumulative = any(layer.momentum is None for layer in layers.values())
     if known.steps > 1 or len(after) < len(layers) or cumulative:
         text = "The statistics of BatchNorm moved; those of a single batch do not follow from them."

@@ -65,6 +65,35 @@ def test_a_killed_audit_goes_on_with_other_minutes_but_not_with_another_update(
     assert not (tmp_path / "run" / "metrics.json").exists()
 
 
+def test_an_audit_that_has_ended_goes_on_with_more_minutes(
+    recorded: Path, attack: Callable[..., Any], tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    how = [*MODEL, "--record", recorded, "--out", folder]
+    assert attack("audit", *how).code == 0
+    assert not json.loads((folder / "audit.json").read_text())["protection"]
+    for same in ([], ["--minutes", "0.5"]):
+        ended = attack("audit", *how, *same)
+        assert ended.code == 2
+        assert "holds a finished run" in ended.err
+    assert attack("audit", *how, "--protection_minutes", "0.1").code == 0
+    assert json.loads((folder / "audit.json").read_text())["protection"]
+
+
+def test_more_minutes_for_another_update_leave_the_run_finished(
+    recorded: Path, attack: Callable[..., Any], tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    how = [*MODEL, "--record", recorded, "--out", folder]
+    assert attack("audit", *how).code == 0
+    update = RecordedUpdate.load(recorded)
+    replace(update, before={name: value + 0.01 for name, value in update.before.items()}).save(recorded)
+    ended = attack("audit", *how, "--minutes", "2")
+    assert ended.code == 2
+    assert "must be the outcome of an attack on this update" in ended.err
+    assert (folder / "metrics.json").exists()
+
+
 @pytest.fixture
 def printer() -> None:
     try:

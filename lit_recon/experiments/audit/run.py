@@ -33,6 +33,7 @@ from lit_recon.models import public_model
 from lit_recon.models.classifiers.foreign import PublicModel, build_module
 from lit_recon.records import BatchNormMode, Loss, Normalization
 from lit_recon.reporting.pages import write_pdf
+from lit_recon.reporting.provenance import read_settings
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.training.trainer import TrainerSettings, check_trainer, configure_process
 
@@ -182,7 +183,11 @@ class _Case(NamedTuple):
     found: Interpretation
     truth: tuple[Tensor, Tensor] | None
     labels: Tensor | None
-    identity: str  # a hash of all that was given, but for the defense
+    given: str  # a hash of all that was given, but for the defense
+
+    def identity(self, defense: Defense | None) -> str:
+        """Of outcomes that are kept: of attacks on the same with the same knowledge."""
+        return f"{self.given} {_ADDRESS.sub('', repr(defense))}"
 
 
 def _prepared(
@@ -224,7 +229,7 @@ def _audited(
     device: torch.device | str,
     progress: Callable[[str], None],
 ) -> AuditResult:
-    found, truth, identity = case.found, case.truth, f"{case.identity} {_ADDRESS.sub('', repr(defense))}"
+    found, truth, identity = case.found, case.truth, case.identity(defense)
     if folder is not None:
         check_kept(folder, identity)
         check_protection(folder / "protection", identity)
@@ -253,6 +258,15 @@ def _audited(
     return AuditResult(findings, outcomes, protection, seen.n_examples, truth)
 
 
+def _has_more_time(folder: RunFolder, settings: AuditSettings) -> bool:
+    """Whether the audit in this folder had fewer minutes, so that it goes on although it has ended."""
+    if not folder.is_run:
+        return False
+    before = read_settings(folder.config)
+    had = {name: before.get(name) for name in ("minutes", "protection_minutes")}
+    return any(isinstance(value, int | float) and value < getattr(settings, name) for name, value in had.items())
+
+
 def parser(program: str) -> ArgumentParser:
     """The command's settings."""
     settings = settings_parser(program, "Find out what an update of your own system gives away.", AuditSettings)
@@ -273,7 +287,11 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     case = _prepared(model, recorded, settings.model.image_shape, settings.model.normalization, loss, settings.labels)
     device = check_trainer(settings.trainer).device
     may_change = (*SAME_RUN, "minutes", "protection_minutes")
-    folder = RunFolder.open(call.folder.path, call.config, settings.overwrite, may_change, more=(AUDIT_FILE,))
+    reopen = _has_more_time(call.folder, settings)
+    if reopen and not settings.overwrite:
+        # before the folder counts as unfinished
+        check_kept(call.folder.checkpoints, case.identity(settings.defense))
+    folder = RunFolder.open(call.folder.path, call.config, settings.overwrite, may_change, reopen, (AUDIT_FILE,))
     print(f"run folder  {folder.path}", flush=True)
     started = time.perf_counter()
     result = _audited(

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from benchmarks.docs.figures import Content, shown
+from benchmarks.docs.grids import title_of
 from benchmarks.docs.marks import NOT_MEASURED
 from benchmarks.docs.tables import configuration, markdown, oldest_first, row_of, select, table
-from benchmarks.docs.updates import title_of
 from lit_recon.experiments.evaluate.comparison import DefenseComparison, Side, sides_of
 from lit_recon.experiments.evaluate.conclusion import GridNames, conclude, has_result, missing
 from lit_recon.experiments.evaluate.equal_utility import Protection, compare, strengths_of

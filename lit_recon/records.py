@@ -108,6 +108,16 @@ class ForwardOperator(Protocol):
     @property
     def batch_norm(self) -> BatchNormMode: ...
 
+    @property
+    def parts(self) -> int:
+        """Equal parts of the images, in order, that clients or their steps use one by one."""
+        ...
+
+    @property
+    def additive(self) -> bool:
+        """Whether the update is the mean of those of the single images, whichever others there are."""
+        ...
+
     def __call__(self, weights: Weights, batch: Batch, differentiable: Differentiable = "no") -> Update:
         """The update that a client with these weights and this batch releases."""
         ...
@@ -184,7 +194,8 @@ class Knowledge:
     """The attacker's knowledge besides the public model and the update.
 
     Attributes:
-        labels: the true labels are given; otherwise the attack has to recover them.
+        labels: the true labels are given, in the client's order, which tells its mini-batches; otherwise the attack has
+            to recover them.
         batch_norm: `batch`: the statistics of the client's own batch at every BatchNorm layer are known;
             `running`: only the server's running statistics; `none`: neither.
         defense: the client's defense and its strength are known, so that the attack can simulate it.

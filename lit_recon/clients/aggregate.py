@@ -16,6 +16,7 @@ from lit_recon.records import (
     Differentiable,
     ForwardOperator,
     LayerStatistics,
+    Observation,
     Update,
     Weights,
 )
@@ -39,6 +40,14 @@ class SecureAggregation:
         self.operator, self.clients = operator, clients
         self.batch_norm = operator.batch_norm
 
+    @property
+    def parts(self) -> int:
+        return self.clients * self.operator.parts
+
+    @property
+    def additive(self) -> bool:
+        return self.operator.additive
+
     def __call__(self, weights: Weights, batch: Batch, differentiable: Differentiable = "no") -> Update:
         return mean_update([self.operator(weights, share, differentiable) for share in batch.shares(self.clients)])
 
@@ -58,6 +67,16 @@ def one_client(operator: ForwardOperator) -> tuple[ForwardOperator, int]:
     if isinstance(operator, SecureAggregation):
         return operator.operator, operator.clients
     return operator, 1
+
+
+def parts_of(observation: Observation) -> int:
+    """Equal parts of the images, in order, such that an exchange of images between two of them changes the update.
+
+    Those of mini-batches and of clients; one if the update is the same for every order, as far as the attacker knows.
+    """
+    defense = observation.defense
+    own = defense is not None and len(defense.stages) > 0  # it may clip each client's update
+    return 1 if observation.operator.additive and not own else observation.operator.parts
 
 
 def aggregate(updates: Sequence[ClientUpdate]) -> ClientUpdate:

@@ -164,6 +164,16 @@ class GradientOperator:
         # PyTorch's fused attention kernels cannot be differentiated twice; a Backbone has none
         self._fused = isinstance(model, Backbone)
 
+    @property
+    def parts(self) -> int:
+        return 1
+
+    @property
+    def additive(self) -> bool:
+        """See `ForwardOperator`; not with statistics of the batch."""
+        of_batch = (getattr(norm, "mode", "train" if norm.training else "eval") for norm in self._norms.values())
+        return "train" not in of_batch
+
     def loss(self, weights: Weights, batch: Batch) -> Tensor:
         """Mean loss of the batch."""
         tensors = dict(weights.parameters), {**weights.buffers, **batch.masks}

@@ -105,6 +105,14 @@ class LocalSteps:
         return {name: value / (self.rates[name] * self.path) for name, value in update.items()}
 
     @property
+    def parts(self) -> int:
+        return self.batches
+
+    @property
+    def additive(self) -> bool:
+        return self.steps == 1 and self.optimizer == "sgd" and self._gradient.additive
+
+    @property
     def path(self) -> float:
         """Displacement by a constant gradient of 1 at rate 1: the sum over steps s of 1 + m + ... + m^s."""
         return path_length(self.steps, self.momentum)

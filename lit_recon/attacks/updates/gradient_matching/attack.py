@@ -17,7 +17,7 @@ from lit_recon.attacks.updates.feature_maps.top_down_matching import TopDownMatc
 from lit_recon.attacks.updates.features.inputs import InputMatching
 from lit_recon.attacks.updates.features.matching import FeatureMatching
 from lit_recon.attacks.updates.gradient_matching.further import FurtherStarts, StartsSoFar
-from lit_recon.attacks.updates.gradient_matching.matching import Compilation
+from lit_recon.attacks.updates.gradient_matching.matching import Compilation, exchanged, groupings, regrouped
 from lit_recon.attacks.updates.gradient_matching.objectives import GlobalCosine, Objective, Observed
 from lit_recon.attacks.updates.gradient_matching.parametrizations import Parametrization, Pixels, Restart
 from lit_recon.attacks.updates.gradient_matching.priors import (
@@ -31,8 +31,13 @@ from lit_recon.attacks.updates.gradient_matching.solvers import LBFGS, Adam, End
 from lit_recon.attacks.updates.gradient_matching.state import Found, MatchingState, Problem
 from lit_recon.attacks.updates.labels.head import require_magnitudes
 from lit_recon.attacks.updates.labels.recovery import HeadCounts, LabelRecovery
+from lit_recon.clients.aggregate import parts_of
 from lit_recon.errors import ConfigError
 from lit_recon.records import Observation, Reconstruction
+
+#: How often images may be grouped otherwise in all iterations, the least number of exchanges that are then tried, and
+#: the share of the iterations before the first, in which candidates tell nothing.
+_GROUPINGS, _EXCHANGES, _GROUPED_AT = 20, 4, 0.1
 
 
 class GradientMatching(FurtherStarts):
@@ -172,6 +177,8 @@ class GradientMatching(FurtherStarts):
                         problem.kept = (kept[order].view(-1, 1, 1, 1), images)
                 start = self.parametrization.of(images, problem.restart.observation)
                 problem.variables["pixels"].data.copy_(start["pixels"])
+                if parts_of(problem.restart.observation) > 1 and not self.labels.optimised:
+                    problem.labels = one.labels.to(problem.labels)
         return run
 
     def init(self, observations: Sequence[Observation]) -> MatchingState:
@@ -192,11 +199,17 @@ class GradientMatching(FurtherStarts):
             labels, remarks = self._labels(seen, penalty)
             if penalty is not None and following and not self.labels.optimised:
                 penalty = penalty.with_labels(labels)
+            if self._seeks_groups(seen):
+                remarks += ("labels: which mini-batch or client had which image is not known but sought",)
             notes.append(remarks if penalty is None else (*remarks, *penalty.notes))
             condition = None if penalty is None or not self.parametrization.conditioned else penalty.condition(labels)
+            orders = groupings(labels, parts_of(seen), self.seed) if self._seeks_groups(seen) else None
             for number in range(self.restarts):
                 own = None if penalty is None else penalty.for_restart(number)
-                problems.append(self._problem(Restart(seen, self.seed + number, condition), labels, own))
+                problem = self._problem(Restart(seen, self.seed + number, condition), labels, own)
+                if orders is not None:
+                    problem.exchange(next(orders))
+                problems.append(problem)
         return self._state(problems, notes, [self.restarts] * len(notes))
 
     def _labels(self, seen: Observation, penalty: Penalty | None) -> tuple[Tensor, tuple[str, ...]]:
@@ -220,6 +233,8 @@ class GradientMatching(FurtherStarts):
                 refined = self.parametrization.refined(problem.variables)
                 if refined is not problem.variables and (penalty is None or penalty.refines):
                     problem.move(refined)
+        if state.step % self._interval == 0 and progress >= _GROUPED_AT:
+            self._regroup(state, progress)
         self._step_together(state, progress)
         going = [i for i in state.going if not state.problems[i].stepwise]
         joint = None if self.solver.line_search else dict(zip(going, self._evaluate(state, going), strict=True))
@@ -240,6 +255,43 @@ class GradientMatching(FurtherStarts):
             assert isinstance(problem.optimizer, torch.optim.Optimizer)
             self.solver.step(problem.optimizer, problem.variables, self.parametrization.signed, progress, evaluate)
             self.parametrization.project(problem.variables, problem.restart.observation)
+
+    @property
+    def _interval(self) -> int:
+        """Iterations between attempts to group the images otherwise."""
+        return max(1, self.steps // _GROUPINGS)
+
+    def _seeks_groups(self, seen: Observation) -> bool:
+        """Whether it is not known which images were in a mini-batch, or with a client, and the update depends on it."""
+        return parts_of(seen) > 1 and not (self.labels.optimised or self.labels.ordered)
+
+    def _regroup(self, state: MatchingState, progress: float) -> None:
+        """Exchange candidates between mini-batches or clients where that lowers the loss."""
+        for i in state.going:
+            problem, penalty = state.problems[i], state.problems[i].feature_penalty
+            seen = problem.restart.observation
+            if not self._seeks_groups(seen) or problem.kept is not None or problem.within is not None:
+                continue
+            images = problem.images(self.parametrization).detach()
+
+            def loss(order: Tensor, i: int = i, images: Tensor = images) -> float:
+                labels = state.problems[i].labels[order]
+                if self.objective.matches:
+                    return state.matching.value(images[order], labels, i)
+                penalty = state.problems[i].feature_penalty
+                assert penalty is not None
+                with torch.no_grad():
+                    targets = penalty.targets(images[order], labels)
+                    return float(penalty.penalty(images[order], targets, progress))
+
+            if not self.objective.matches and penalty is None:  # statistics of all images together
+                continue
+            generator = torch.Generator().manual_seed(problem.restart.seed + state.step)
+            order = exchanged(seen.n_examples, parts_of(seen), loss, max(_EXCHANGES, self._interval), generator)
+            if not torch.equal(order, torch.arange(seen.n_examples)):
+                problem.exchange(order.to(images.device))
+                if self.solver.line_search:  # its history is of another function
+                    problem.move(problem.variables)
 
     def _step_together(self, state: MatchingState, progress: float) -> None:
         """Quasi-Newton steps of searches for single images, evaluated together for each victim."""
@@ -274,6 +326,11 @@ class GradientMatching(FurtherStarts):
             if penalty is not None:
                 images = penalty.settled(images)
                 labels, features = penalty.labels(images, labels), penalty.features
+            if not self.labels.optimised:
+                seen, partial_ = own[0].restart.observation, penalty is not None and penalty.partial
+                order = regrouped(seen, images, labels, partial_, self.seed).to(images.device)
+                images, labels = images[order], labels[order]
+            if penalty is not None:
                 certified, final, more = penalty.certificate(images, labels)
                 remarks = (*remarks, *more)
             results.append(Reconstruction(images, labels, loss, trace, remarks, features, certified, final))

@@ -1,13 +1,15 @@
 """The data term: distances of candidates' updates to the observed ones, and their gradients in the images.
 
 Problems (restarts of victims) run one after the other (`loop`, faster for convolutions on a CPU) or together under
-`torch.func.vmap` (faster for small kernels); `auto` times both once and keeps the faster.
+`torch.func.vmap` (faster for small kernels); `auto` times both once and keeps the faster. Where the update depends on
+which images a client took together, and labels do not tell, images change places to lower the distance.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -18,10 +20,16 @@ from torch.utils._pytree import tree_leaves, tree_map
 from lit_recon.attacks.base import Execution, Way
 from lit_recon.attacks.updates.gradient_matching.objectives import GlobalCosine, Objective, Observed, ObservedUpdate
 from lit_recon.attacks.updates.gradient_matching.priors import BatchNormPrior
-from lit_recon.clients.aggregate import one_client
+from lit_recon.clients.aggregate import one_client, parts_of
 from lit_recon.defenses import simulated_gradient
 from lit_recon.records import Batch, BatchStatistics, Differentiable, Observation, Update, Weights
 
+#: Share by which an exchange has to lower a loss.
+_LESS = 1e-3
+#: Draws in search of a grouping that was not tried.
+_DRAWS = 100
+#: Of images found: exchanges that are tried in a row, and how often all are tried.
+_MOST, _SWEEPS = 256, 4
 #: Misfit of a tensor of the update, in standard deviations of the noise, up to which it is noise alone.
 _LIKE_NOISE = 1.2
 Compilation = Literal["auto", "none", "default", "reduce-overhead"]
@@ -73,6 +81,14 @@ class Matching:
             # recordings of the other form would hold their memory
             self._cache = {form: one for form, one in self._cache.items() if form[0] == self.execution}
         return self._together(images, labels, which) if self.execution == "vmap" else self._loop(images, labels, which)
+
+    def value(self, images: Tensor, labels: Tensor, number: int) -> float:
+        """The matching loss of one problem at images `(n, c, h, w)` and labels, without derivatives."""
+        with torch.enable_grad():  # the client's own
+            _, (matching, _) = self._loss(
+                images.detach(), labels, self._targets[number], self._statistics[number], "no"
+            )
+        return float(matching)
 
     def _faster(self, images: Tensor, labels: Tensor, which: Sequence[int]) -> Way:
         def seconds(run: Callable[[Tensor, Tensor, Sequence[int]], MatchingTerms]) -> float:
@@ -216,6 +232,59 @@ def beside_noise(observation: Observation, images: Tensor, labels: Tensor, std: 
         f"{most}: where activations of the images differ from the client's, so do the derivatives, which patches leave "
         "free"
     )
+
+
+def groupings(labels: Tensor, parts: int, seed: int) -> Iterator[Tensor]:
+    """Orders `(n,)` of images with labels `(n,)` in `parts` equal groups; the first is the given one, others are drawn.
+
+    One that gives the groups the same labels as an earlier one comes only after `_DRAWS` draws that find no other.
+    """
+    generator, known = torch.Generator().manual_seed(seed), set()
+    order = torch.arange(len(labels))
+    while True:
+        for _ in range(_DRAWS):
+            groups = tuple(tuple(group.sort().values.tolist()) for group in labels.cpu()[order].chunk(parts))
+            if groups not in known:
+                break
+            order = torch.randperm(len(labels), generator=generator)
+        known.add(groups)
+        yield order.to(labels.device)
+
+
+def exchanged(n: int, parts: int, loss: Callable[[Tensor], float], most: int, generator: torch.Generator) -> Tensor:
+    """An order `(n,)` of images in `parts` equal groups: exchanges of two of them are kept if they lower its `loss`.
+
+    At most so many are tried, in random order. `loss` gets orders; that of images within a group does not matter.
+    """
+    order, size = torch.arange(n), n // parts
+    pairs = [(i, j) for i, j in itertools.combinations(range(n), 2) if i // size != j // size]
+    least = loss(order)
+    for k in torch.randperm(len(pairs), generator=generator)[:most].tolist():
+        i, j = pairs[k]
+        other = order.clone()
+        other[[i, j]] = order[[j, i]]
+        lower = loss(other)
+        if lower < (1 - _LESS) * least:
+            order, least = other, lower
+    return order
+
+
+def regrouped(observation: Observation, images: Tensor, labels: Tensor, observed_only: bool, seed: int) -> Tensor:
+    """The order `(n,)` in which images found `(n, c, h, w)`, with labels `(n,)`, explain the update best."""
+    order, parts = torch.arange(len(images)), parts_of(observation)
+    if parts == 1:
+        return order
+    generator = torch.Generator().manual_seed(seed)
+
+    def distance(other: Tensor) -> float:
+        return update_distance(observation, images[order[other]], labels[order[other]], observed_only)
+
+    for _ in range(_SWEEPS):
+        further = exchanged(len(images), parts, distance, _MOST, generator)
+        order = order[further]
+        if torch.equal(further, torch.arange(len(images))):
+            break
+    return order
 
 
 def _stack(values: list[Any]) -> Any:

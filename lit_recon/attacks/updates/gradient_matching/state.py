@@ -37,6 +37,7 @@ class Problem:
     optimizer_of: Callable[[Variables], torch.optim.Optimizer]
     feature_penalty: Penalty | None = None
     feature_targets: Tensor | None = None
+    order: Tensor | None = None  # `(n,)` of the images drawn; None: as they are
     kept: tuple[Tensor, Tensor] | None = None  # which images stay as they are, `(n,)` bool, and all images
     within: Within | None = None  # the batch of which it searches some images
     best_loss: float = float("inf")
@@ -55,12 +56,21 @@ class Problem:
     def images(self, parametrization: Parametrization) -> Tensor:
         """The candidates `(n, c, h, w)`, with those that are kept in their places; differentiable."""
         drawn = parametrization.images(self.variables, self.restart)
+        drawn = drawn if self.order is None else drawn[self.order]
         return drawn if self.kept is None else torch.where(*self.kept, drawn)
 
     def move(self, variables: Variables) -> None:
         """Go on with other variables and a fresh optimizer."""
         self.variables = {name: value.detach().clone().requires_grad_() for name, value in variables.items()}
         self.optimizer = self.optimizer_of(self.variables)
+
+    def exchange(self, order: Tensor) -> None:
+        """Give the images, with their labels, another order `(n,)`."""
+        self.order = order if self.order is None else self.order[order]
+        self.labels = self.labels[order]
+        # an image conditioned on a feature keeps it
+        conditioned, targets = self.restart.features is not None, self.feature_targets
+        self.feature_targets = targets[order] if conditioned and targets is not None else None
 
     def begin(self, steps: int) -> None:
         """Begin an iteration, the last of which had so many steps."""

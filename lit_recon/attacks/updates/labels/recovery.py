@@ -15,6 +15,7 @@ from lit_recon.attacks.updates.labels.head import (
     probe_inputs,
     require_cross_entropy,
 )
+from lit_recon.clients.aggregate import parts_of
 from lit_recon.clients.gradient import checked_loss
 from lit_recon.errors import ConfigError, ThreatModelError, UnsupportedModelError
 from lit_recon.records import Observation
@@ -23,18 +24,20 @@ from lit_recon.records import Observation
 class LabelRecovery(ABC):
     """Finds the labels of a batch. Their order is unknown to attackers, so they are returned sorted.
 
-    Calls raise the errors of `check`.
+    Known ones of several mini-batches or clients are in the client's order. Calls raise the errors of `check`.
     """
 
     #: The attack starts from `initial_logits` and optimizes label probabilities with the images; the labels returned by
     #: a call are placeholders.
     optimised: bool = False
+    #: The labels returned by a call tell in which mini-batch, or with which client, each image was.
+    ordered: bool = False
     #: Labels that an attack knows from exact features are better than those of a call.
     estimated: bool = False
 
     @abstractmethod
     def __call__(self, observation: Observation) -> tuple[Tensor, tuple[str, ...]]:
-        """Labels `(n,)`, ascending int64 on the device of the update, and notes for the report."""
+        """Labels `(n,)`, int64 on the device of the update, and notes for the report."""
 
     def check(self, observation: Observation) -> None:  # noqa: B027 most methods have no requirement
         """Raise an error, before any computation, for observations whose labels this method cannot find.
@@ -52,6 +55,8 @@ class LabelRecovery(ABC):
 class KnownLabels(LabelRecovery):
     """The labels given in the observation; a `ThreatModelError` without them."""
 
+    ordered = True
+
     def check(self, observation: Observation) -> None:
         if observation.labels is None:
             raise ThreatModelError(
@@ -62,7 +67,8 @@ class KnownLabels(LabelRecovery):
     def __call__(self, observation: Observation) -> tuple[Tensor, tuple[str, ...]]:
         self.check(observation)
         assert observation.labels is not None
-        return observation.labels.sort().values, ()
+        labels = observation.labels
+        return (labels if parts_of(observation) > 1 else labels.sort().values), ()
 
 
 class IDLG(LabelRecovery):

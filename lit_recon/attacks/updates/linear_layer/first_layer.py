@@ -79,7 +79,13 @@ class FirstLayer:
 
         Exact for one gradient, unless BatchNorm uses the statistics of the batch.
         """
-        singles = (_update(images[i : i + 1], labels[i : i + 1], self.seen) for i in range(len(images)))
+        # every client, and every mini-batch, gets the image
+        parts = self.seen.operator.parts
+        alike = (
+            (image.expand(parts, *image.shape), label.expand(parts))
+            for image, label in zip(images, labels, strict=True)
+        )
+        singles = (_update(*one, self.seen) for one in alike)
         return exact(torch.stack([update[f"{self.name}.bias"] for update in singles]))
 
     def derivatives_by_class(self, images: Tensor, classes: Tensor) -> Tensor:

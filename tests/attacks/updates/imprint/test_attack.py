@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lit_recon.attacks.updates import HeadCounts, JointLabels, KnownLabels, RobbingTheFed
 from lit_recon.attacks.updates.imprint.rows import separate_rows, step_rows
-from lit_recon.clients import Client
+from lit_recon.clients import Client, ClientSettings
 from lit_recon.defenses import (
     Defense,
     GaussianNoise,
@@ -72,6 +72,16 @@ def psnr(result: Reconstruction, images: Tensor) -> tuple[Tensor, Tensor]:
     error = (images[:, None] - result.images[None]).square().flatten(2).mean(2)
     best = error.min(dim=1)
     return -10 * best.values.clamp(min=1e-15).log10(), best.indices
+
+
+def test_secure_aggregation_hides_no_image(server: Callable[..., Backbone], photographs: Tensor) -> None:
+    model, images = server(photographs[100:]), photographs[:SIZE]
+    client = ClientSettings(n_clients=2).client(model, None)
+    result = RobbingTheFed(KnownLabels())(client.observe(images, labels_of(SIZE), Knowledge(labels=True)))
+    alone = is_alone(model, images)
+    quality, which = psnr(result, images)
+    assert quality[alone].min() > 60
+    assert torch.equal(result.labels[which][alone], labels_of(SIZE)[alone])
 
 
 @pytest.mark.parametrize(

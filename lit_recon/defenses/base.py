@@ -96,7 +96,8 @@ class Defense:
     def example_factors(self, squared_norms: Tensor) -> Tensor | None:
         """The factors `(n,)` by which `transform_per_example` scales gradients of such norms; None if it does more.
 
-        Trainings with them need no single gradients.
+        Trainings with them need no single gradients. They belong to the `transform_per_example` of the same class or a
+        base of it: a subclass that overrides that method alone has none.
         """
         return None
 

@@ -120,11 +120,20 @@ def update_of_batch(
 
 def _scaled(defense: Defense, batch: Batch, examples: Examples | None) -> Update | None:
     """The mean of the transformed gradients, if the defense only scales them and their factors are known."""
-    if examples is None or Stage.PER_EXAMPLE not in defense.stages:
+    if examples is None or Stage.PER_EXAMPLE not in defense.stages or not _factors_are_own(type(defense)):
         return None
     found = examples(batch)
     factors = None if found is None else defense.example_factors(found.squared_norms())
     return None if found is None or factors is None else found.weighted(factors / len(batch.images))
+
+
+def _factors_are_own(kind: type[Defense]) -> bool:
+    """Whether the class that defines `example_factors` is the one that defines `transform_per_example`, or below it."""
+    factors, transform = (
+        next(i for i, parent in enumerate(kind.__mro__) if name in vars(parent))
+        for name in ("example_factors", "transform_per_example")
+    )
+    return factors <= transform
 
 
 def simulated_gradient(

@@ -170,8 +170,11 @@ def test_a_release_is_the_same_with_and_without_single_gradients(batch: Batch, d
         torch.testing.assert_close(fast[name], value, rtol=1e-9, atol=1e-12)
 
 
-def test_a_defense_that_does_more_than_scale_gets_every_gradient(batch: Batch) -> None:
-    class SignOfEach(Defense):
+@pytest.mark.parametrize("base", [Defense, PerExampleClipping, DPSGD])
+def test_a_defense_that_does_more_than_scale_gets_every_gradient(batch: Batch, base: type[Defense]) -> None:
+    """So does a subclass whose base only scales: the training would be that of the base, not of what is attacked."""
+
+    class SignOfEach(base):
         def transform_per_example(self, gradients: Update, generator: torch.Generator) -> Update:
             return {name: value.sign() for name, value in gradients.items()}
 

@@ -53,6 +53,30 @@ def test_reads_given_splits(tmp_path: Path) -> None:
     assert test.class_names == train.class_names
 
 
+@pytest.mark.parametrize("name", ["val", "valid", "validation"])
+def test_validation_images_are_the_test_images_where_there_are_no_others(tmp_path: Path, name: str) -> None:
+    fill(tmp_path / "train")
+    fill(tmp_path / name, n=2)
+    train, test = ImageFolder(tmp_path).load()
+    assert train.class_names == test.class_names == ["ant", "bee"]
+    assert (len(train), len(test)) == (8, 4)
+    fill(tmp_path / "test", n=1)
+    assert len(ImageFolder(tmp_path).load()[1]) == 2
+
+
+@pytest.mark.parametrize("names", [("Train", "Val"), ("test", "val"), ("train", "rest"), ("training", "testing")])
+def test_other_splits_are_refused_and_are_no_classes(tmp_path: Path, names: tuple[str, str]) -> None:
+    for name in names:
+        fill(tmp_path / name)
+    with pytest.raises(MissingDataError, match=r"expected the images of a class.*name the splits train and test"):
+        ImageFolder(tmp_path).load()
+
+
+def test_a_class_may_have_the_name_of_a_split(tmp_path: Path) -> None:
+    fill(tmp_path, ("bus", "train"))
+    assert ImageFolder(tmp_path).load()[0].class_names == ["bus", "train"]
+
+
 def test_a_test_class_without_training_images(tmp_path: Path) -> None:
     fill(tmp_path / "train")
     fill(tmp_path / "test", ("bee", "wasp"))
@@ -124,6 +148,10 @@ def test_other_files_are_passed_over(tmp_path: Path) -> None:
     (tmp_path / "ant" / "notes.txt").write_text("not an image")
     (tmp_path / "ant" / "._0.png").write_bytes(b"what one operating system leaves behind")
     (tmp_path / ".cache").mkdir()
+    (tmp_path / "ant" / ".ipynb_checkpoints").mkdir()
+    noise(0).save(tmp_path / "ant" / ".ipynb_checkpoints" / "0-checkpoint.png")
+    (tmp_path / "ant" / "young").mkdir()
+    (tmp_path / "ant" / "0.png").rename(tmp_path / "ant" / "young" / "0.png")
     (tmp_path / "readme.png").write_text("not in a class")
     train, test = ImageFolder(tmp_path).load()
     assert len(train) + len(test) == 8

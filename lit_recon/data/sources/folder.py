@@ -16,20 +16,25 @@ from lit_recon.errors import ConfigError, CorruptFileError, MissingDataError, Sh
 _SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
 #: What the files may be, whatever their endings: other decoders of Pillow start programs, as for PostScript.
 _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
+#: Names of the folder of test images beside `train`; the first one that is there is read.
+_TEST = ("test", "val", "valid", "validation")
+#: Names of folders that are hardly classes when they hold folders, in lower case.
+_SPLITS = {"train", "training", "testing", *_TEST}
 
 
 @dataclass(frozen=True)
 class ImageFolder(ImageSource):
     """A folder with one sub-folder of image files per class; or two such folders, named `train` and `test`.
 
-    The sorted names of the sub-folders are the classes. Transparent pixels are blended with white; EXIF rotation is
-    applied.
+    Without `test`, the test images are those of `val`, `valid` or `validation`. The sorted names of the sub-folders are
+    the classes; hidden files and folders, whose names begin with a dot, are passed over. Transparent pixels are blended
+    with white; EXIF rotation is applied.
 
     Args:
         root: the folder.
         size: crop every image centrally to a square and resize it to this side; needed if the images differ in size.
         grayscale: one channel instead of three (RGB).
-        holdout: share of every class that is held out when there are no folders `train` and `test`.
+        holdout: share of every class that is held out when there are no such two folders.
         seed: of that draw.
     """
 
@@ -54,9 +59,11 @@ class ImageFolder(ImageSource):
             raise MissingDataError(
                 f"{root}: expected a folder with one sub-folder of images per class; there is none: set root"
             )
-        if (root / "train").is_dir() and (root / "test").is_dir():
+        test = next((name for name in _TEST if (root / name).is_dir()), None)
+        if (root / "train").is_dir() and test is not None:
             train = self._read_tree(root / "train", f"{self.name} train")
-            return train, self._read_tree(root / "test", f"{self.name} test", train.class_names)
+            return train, self._read_tree(root / test, f"{self.name} {test}", train.class_names)
+        _refuse_splits(root)
         return self._held_out(self._read_tree(root, self.name), self.holdout, self.seed)
 
     def _read_tree(self, root: Path, name: str, classes: list[str] | None = None) -> ImageSet:
@@ -81,7 +88,7 @@ class ImageFolder(ImageSource):
 
 
 def _class_folders(root: Path) -> list[Path]:
-    folders = sorted(folder for folder in root.iterdir() if folder.is_dir() and not folder.name.startswith("."))
+    folders = sorted(folder for folder in root.iterdir() if folder.is_dir() and not _hidden(folder))
     if not folders:
         raise MissingDataError(
             f"{root}: expected one sub-folder of images per class; there are no sub-folders: set root"
@@ -89,11 +96,27 @@ def _class_folders(root: Path) -> list[Path]:
     return folders
 
 
+def _refuse_splits(root: Path) -> None:
+    """Refuse folders of splits that no rule pairs: their names would become the classes."""
+    for folder in _class_folders(root):
+        if folder.name.lower() in _SPLITS and any(inner.is_dir() and not _hidden(inner) for inner in folder.iterdir()):
+            raise MissingDataError(
+                f"{folder}: expected the images of a class; there are folders in a folder that is named like a split: "
+                f"name the splits train and test (or {', '.join(_TEST[1:])}), or the class otherwise"
+            )
+
+
+def _hidden(path: Path) -> bool:
+    return path.name.startswith(".")
+
+
 def _image_files(folder: Path) -> list[Path]:
     files = sorted(
         file
         for file in folder.rglob("*")
-        if file.suffix.lower() in _SUFFIXES and file.is_file() and not file.name.startswith(".")
+        if file.suffix.lower() in _SUFFIXES
+        and file.is_file()
+        and not any(part.startswith(".") for part in file.relative_to(folder).parts)
     )
     if not files:
         raise MissingDataError(

@@ -55,8 +55,8 @@ class Defense:
     """No defense; a subclass overrides one or more of the methods `prepare` and `transform_*`.
 
     Methods do not modify their arguments. All random numbers come from the generator, in the order of the update's
-    tensors. The object holds only settings, so that it can serve several clients and trainings; a constructor raises a
-    `ConfigError` for a setting out of its range.
+    tensors. The object holds only settings, so that it can serve several clients and trainings, each argument of its
+    constructor in an attribute of the same name; a constructor raises a `ConfigError` for a setting out of its range.
 
     >>> class SignOnly(Defense):
     ...     def transform_update(self, update, round_, generator):
@@ -191,7 +191,14 @@ class Defense:
         return jacobian.released(std)
 
     def __repr__(self) -> str:
+        """The call that builds it: also the key of its stored trainings, which unlike settings must not share."""
         names = inspect.signature(type(self)).parameters
+        lost = [name for name in names if not hasattr(self, name)]
+        if lost:
+            raise ConfigError(
+                f"{type(self).__name__} must keep each argument of its constructor in an attribute of the same name; "
+                f"got none named {' or '.join(lost)}: set self.{lost[0]} = {lost[0]} in __init__"
+            )
         return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
 
 

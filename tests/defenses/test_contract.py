@@ -217,6 +217,17 @@ def test_repr_rebuilds_the_defense(defense: Defense) -> None:
     assert repr(rebuilt) == repr(defense)
 
 
+def test_a_defense_without_its_arguments_is_refused() -> None:
+    """Its repr is the key of trainings: without the argument, those of unlike settings would be one."""
+
+    class Quantization(Defense):
+        def __init__(self, levels: int) -> None:
+            self._levels = levels
+
+    with pytest.raises(ConfigError, match=r"Quantization must keep .* got none named levels: set self\.levels = level"):
+        repr(Quantization(8))
+
+
 @pytest.mark.parametrize(("build", "message"), INVALID)
 def test_settings_out_of_range_are_refused(build: Callable[[], Defense], message: str) -> None:
     with pytest.raises(ConfigError, match=message):

@@ -86,12 +86,12 @@ ImageBatch = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class SGDSchedule:
-    """SGD with a stepwise decaying rate; ConfigError if a rate or an interval is not positive.
+    """SGD with a stepwise decaying rate; ConfigError for a value out of its range.
 
     Args:
         lr: initial learning rate of SGD.
-        momentum: momentum of SGD.
-        weight_decay: L2 penalty.
+        momentum: momentum of SGD, in [0, 1).
+        weight_decay: L2 penalty, at least 0.
         decay_every: epochs between two decays of the learning rate.
         decay: factor of each decay.
 
@@ -107,6 +107,8 @@ class SGDSchedule:
     def __post_init__(self) -> None:
         if self.lr <= 0 or self.decay <= 0 or self.decay_every < 1:
             raise ConfigError(f"lr and decay must be above 0 and decay_every at least 1 epoch; got {self}")
+        if not 0 <= self.momentum < 1 or not self.weight_decay >= 0:
+            raise ConfigError(f"momentum must lie in [0, 1) and weight_decay be at least 0; got {self}")
 
 
 def is_validated(trainer: Trainer) -> bool:

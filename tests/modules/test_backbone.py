@@ -328,6 +328,13 @@ def test_rates_must_be_positive(lr: float, decay_every: int, decay: float) -> No
         SGDSchedule(lr=lr, decay_every=decay_every, decay=decay)
 
 
+@pytest.mark.parametrize("wrong", [{"momentum": -0.5}, {"momentum": 1.0}, {"weight_decay": -1e-4}], ids=str)
+def test_momentum_and_weight_decay_have_ranges(wrong: dict[str, float]) -> None:
+    SGDSchedule(momentum=0.0, weight_decay=0.0)
+    with pytest.raises(ConfigError, match=r"momentum must lie in \[0, 1\) and weight_decay be at least 0; got"):
+        SGDSchedule(**wrong)  # type: ignore[arg-type]  # one of the settings is an int
+
+
 def test_only_a_backbone_module_is_exported(tmp_path: Path) -> None:
     trainer = build_trainer(TrainerSettings(accelerator="cpu"), [])
     with pytest.raises(ConfigError, match="got LightningModule"):

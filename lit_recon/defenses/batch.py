@@ -60,7 +60,8 @@ class NetworkDropout(Defense):
     """Sets inputs of linear layers to zero with probability `rate`, independently per example, in the forward pass.
 
     The other inputs are divided by `1 - rate`, as in `torch.nn.Dropout`. The masks are drawn once per release, one
-    `rand` of `(n, features)` per layer, and are the same for every gradient of the batch. A rate of 0 changes nothing.
+    `rand` of `(n, features)` per layer, and are the same for every gradient of the batch and, in a layer of tokens
+    `(n, ..., features)`, for all tokens of an example. A rate of 0 changes nothing.
 
     `prepare` adds a mask buffer to the layers, all ones for evaluation and for attackers who do not know the defense.
     One who does takes the mask from the layer's gradient: a zero column belongs to an input that no example used. For
@@ -118,5 +119,12 @@ class NetworkDropout(Defense):
 
 
 def _masked(layer: nn.Module, inputs: tuple[Any, ...]) -> Tensor:
-    masked: Tensor = inputs[0] * layer.get_buffer(_MASK)
-    return masked
+    values: Tensor = inputs[0]
+    mask = layer.get_buffer(_MASK)
+    if mask.shape[0] not in (1, values.shape[0]):
+        raise UnsupportedModelError(
+            f"NetworkDropout needs a linear layer with inputs (n, ..., {mask.shape[1]}) of the {mask.shape[0]} "
+            f"examples; got {tuple(values.shape)}: name another layer in layers"
+        )
+    # any axes between are the tokens of an example
+    return values * mask.view(mask.shape[0], *[1] * (values.dim() - 2), mask.shape[1])

@@ -39,6 +39,42 @@ def test_gradient_is_that_of_masked_features(
         torch.testing.assert_close(released[name], value, rtol=1e-9, atol=1e-12)
 
 
+class Tokens(nn.Module):
+    """The rows of an image as tokens of one linear layer; flattened, those of all images are its examples."""
+
+    def __init__(self, flattened: bool = False) -> None:
+        super().__init__()
+        self.embed, self.head, self.flattened = nn.Linear(6, 4), nn.Linear(4, 5), flattened
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        rows = images.squeeze(1)
+        tokens = self.embed(rows.flatten(0, 1)).unflatten(0, rows.shape[:2]) if self.flattened else self.embed(rows)
+        logits: torch.Tensor = self.head(torch.tanh(tokens).mean(1))
+        return logits
+
+
+@pytest.mark.parametrize("n", [1, 3, 6])
+def test_the_tokens_of_an_example_share_its_mask(n: int, generator: torch.Generator) -> None:
+    """Also with as many examples as tokens, where a mask of either would have the same shape."""
+    defense, plain = NetworkDropout(0.5, ["embed"]), Tokens()
+    prepared = defense.prepare(plain)
+    images = torch.rand(n, 1, 6, 6, generator=generator)
+    masks = defense.transform_batch(Batch(images, torch.arange(n) % 5), prepared, generator).masks
+    found = torch.func.functional_call(prepared, dict(masks), (images,))
+    by_hand = [plain(image * mask).squeeze(0) for image, mask in zip(images, masks["embed.dropout_mask"], strict=True)]
+    torch.testing.assert_close(found, torch.stack(by_hand))
+    torch.testing.assert_close(prepared(images), plain(images))
+
+
+def test_a_layer_that_takes_the_tokens_of_all_examples_is_refused(generator: torch.Generator) -> None:
+    defense = NetworkDropout(0.5, ["embed"])
+    prepared = defense.prepare(Tokens(flattened=True))
+    images = torch.rand(3, 1, 6, 6, generator=generator)
+    masks = defense.transform_batch(Batch(images, torch.arange(3)), prepared, generator).masks
+    with pytest.raises(UnsupportedModelError, match=r"inputs \(n, \.\.\., 6\) of the 3 examples; got \(18, 6\)"):
+        torch.func.functional_call(prepared, dict(masks), (images,))
+
+
 def test_rate(model: Backbone, generator: torch.Generator) -> None:
     defense = NetworkDropout(0.3)
     many = Batch(torch.zeros(2000, 1, 6, 6), torch.zeros(2000, dtype=torch.int64))

@@ -103,9 +103,11 @@ class Client:
 
         Raises:
             ShapeError: images of a wrong shape, dtype or range, or labels that are no classes of the model.
+            ConfigError: the defense mixes labels, and the loss does not take probabilities.
         """
         self._check(images, labels)
         batch, statistics = Batch(images, labels), None
+        self._check_loss(batch)
         if share_statistics:
             update, shared = self._operator.with_statistics(self._weights, batch)
             statistics = {name: type(layer)(*(part.detach() for part in layer)) for name, layer in shared.items()}
@@ -157,6 +159,20 @@ class Client:
             defense=self.simulated_defense if knowledge.defense else None,
             loss=self.loss,
         )
+
+    def _check_loss(self, batch: Batch) -> None:
+        """Refuse a loss of classes for labels that the defense turns into probabilities."""
+        if self.loss is cross_entropy or Stage.BATCH not in self.defense.stages:
+            return
+        if self.defense.transform_batch(batch, self.model, torch.Generator().manual_seed(0)).labels.dim() != 2:
+            return
+        try:
+            checked_loss(self.loss, self.n_classes, probabilities=True)
+        except ConfigError as error:
+            raise ConfigError(
+                f"{self.defense} turns labels into probabilities, but {error}: take a loss that accepts both, such as "
+                "cross-entropy, or another defense"
+            ) from error
 
     def _check(self, images: Tensor, labels: Tensor) -> None:
         if images.dim() != 4 or tuple(images.shape[1:]) != self.image_shape or len(images) == 0:

@@ -4,9 +4,21 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 from lit_recon.clients import Client
-from lit_recon.defenses import Batch, Chain, Defense, GaussianNoise, GradientPruning, PerExampleClipping, Round, Stage
+from lit_recon.defenses import (
+    Batch,
+    Chain,
+    Defense,
+    GaussianNoise,
+    GradientPruning,
+    MixUp,
+    NetworkDropout,
+    PerExampleClipping,
+    Round,
+    Stage,
+)
 from lit_recon.errors import ConfigError, ShapeError
 from lit_recon.models import MLP, Backbone
 from lit_recon.records import Knowledge, Normalization, Observation, Update
@@ -104,3 +116,23 @@ def test_a_defense_from_outside_the_package_is_applied(
 def test_stages_set_by_hand_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"ByHand\.stages cannot be set"):
         type("ByHand", (Defense,), {"stages": (Stage.UPDATE,)})
+
+
+class ClassLoss(nn.Module):
+    """Of classes only."""
+
+    def forward(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return nn.functional.nll_loss(logits.log_softmax(1), labels)
+
+
+def test_mixed_labels_need_a_loss_of_probabilities() -> None:
+    torch.manual_seed(0)
+    model = Backbone(MLP((1, 6, 6), [8]), 4, Normalization((0.5,), (0.25,)))
+    images, labels = torch.rand(3, 1, 6, 6), torch.tensor([0, 1, 2])
+    with pytest.raises(
+        ConfigError, match=r"MixUp\(alpha=1.0\) turns labels into probabilities, but the loss ClassLoss"
+    ):
+        Client(model, defense=MixUp(1.0), loss=ClassLoss()).release(images, labels)
+    for defense in (MixUp(0.0), NetworkDropout(0.5)):  # neither mixes labels
+        Client(model, defense=defense, loss=ClassLoss()).release(images, labels)
+    Client(model, defense=MixUp(1.0), loss=nn.CrossEntropyLoss(label_smoothing=0.1)).release(images, labels)

@@ -63,11 +63,12 @@ def pure_copy(model: nn.Module, mode: BatchNormMode) -> nn.Module:
 
     As in PyTorch, a BatchNorm layer without running statistics always uses the statistics of the batch. Subclasses
     of BatchNorm with their own forward (as in timm: BatchNorm and activation in one) keep their class. Every BatchNorm
-    layer's `recorded` holds its last input's statistics while its `recording` is true.
+    layer's `recorded` holds its last input's statistics while its `recording` is true. One that would take
+    statistics of a single value per channel raises an `UnsupportedModelError`.
     """
     copied = copy.deepcopy(model).eval()
     parent: Any
-    for parent in list(copied.modules()):
+    for path, parent in list(copied.named_modules()):
         if getattr(parent, "inplace", None) is True:
             parent.inplace = False
         for name, child in parent.named_children():
@@ -80,7 +81,7 @@ def pure_copy(model: nn.Module, mode: BatchNormMode) -> nn.Module:
             else:
                 pure.training, pure.track_running_stats = mode == "train", mode == "eval"
             pure.recording, pure.recorded = False, None
-            pure.register_forward_pre_hook(_record)
+            pure.register_forward_pre_hook(partial(_record, f"{path}.{name}".lstrip(".")))
     return copied.requires_grad_(False)
 
 
@@ -96,8 +97,16 @@ def recording(norms: Mapping[str, Any]) -> Iterator[None]:
             norm.recording, norm.recorded = False, None
 
 
-def _record(layer: Any, given: tuple[Tensor, ...]) -> None:
+def _record(name: str, layer: Any, given: tuple[Tensor, ...]) -> None:
     """Mean and biased variance per channel of a layer's input `(n, f, ...)`."""
+    own = isinstance(layer, PureBatchNorm)
+    of_batch = layer.mode == "train" if own else layer.training or layer.running_mean is None
+    if of_batch and given[0].numel() == given[0].shape[1]:
+        raise UnsupportedModelError(
+            f"BatchNorm layer {name!r} needs more than one value per channel for the statistics of a batch; got "
+            f"{tuple(given[0].shape)}: take larger batches, or a backbone with GroupNorm (norm: group); a client may "
+            "use running statistics (batch_norm: eval)"
+        )
     if layer.recording:
         axes = [axis for axis in range(given[0].dim()) if axis != 1]
         mean = given[0].mean(axes, keepdim=True)

@@ -15,10 +15,11 @@ import torch
 from filelock import FileLock
 from torch import nn
 
+from lit_recon.clients.gradient import pure_copy
 from lit_recon.data import ImageSet
 from lit_recon.data.sources import ImageSource
 from lit_recon.defenses import Defense
-from lit_recon.errors import ConfigError, ShapeError
+from lit_recon.errors import ConfigError, ShapeError, UnsupportedModelError
 from lit_recon.experiments.settings import BackboneSettings, ModelSettings
 from lit_recon.models import (
     Backbone,
@@ -99,6 +100,7 @@ def prepare_training(
         trunk = (settings.trunk or ResNet18)(data.image_shape)
         layer = settings.feature_layer(trunk.out_features) if settings.feature_layer else None
         model = Backbone(trunk, data.n_classes, data.normalization, layer, settings.head_bias)
+    _check_single_images(settings, model, data)
     training = _training(settings, model, data, seed)
     training.module.until_loss = settings.until_loss
     return training
@@ -150,6 +152,23 @@ def _check_batches(settings: BackboneSettings, data: BackboneDataModule) -> None
             f"local_steps.batches={pieces} must divide every client's batch, here {size} images and {share % size} in "
             f"the last one of an epoch: take multiples of {pieces} for batch_size and n_train"
         )
+
+
+def _check_single_images(settings: BackboneSettings, model: Backbone, data: BackboneDataModule) -> None:
+    """Refuse batches of one image where a BatchNorm layer needs several; trainings with privacy have no such layer."""
+    pieces = 1 if settings.local_steps is None else settings.local_steps.batches
+    share = len(data.train) // int(os.environ.get("WORLD_SIZE", 1))
+    sizes = min(settings.batch_size, share), share % settings.batch_size
+    if settings.epochs == 0 or settings.dp is not None or pieces not in sizes:
+        return
+    try:
+        with torch.no_grad():
+            pure_copy(model, "train")(torch.zeros(1, *data.image_shape))
+    except UnsupportedModelError as error:
+        raise ConfigError(
+            f"{len(data.train)} training images in batches of {settings.batch_size} leave a batch of one image: "
+            f"{error}; or choose n_train or batch_size otherwise"
+        ) from error
 
 
 #: Settings that say where a model is or how it is built; the built model itself tells the latter.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from lit_recon.clients import ClientSettings, LocalSteps, LocalTraining
 from lit_recon.clients.aggregate import SecureAggregation
 from lit_recon.clients.gradient import PureBatchNorm, pure_copy
+from lit_recon.errors import UnsupportedModelError
 from lit_recon.models import MLP, Backbone
 from lit_recon.records import Normalization
 
@@ -36,3 +38,15 @@ def test_one_client_is_not_behind_secure_aggregation() -> None:
     assert isinstance(one.operator, LocalSteps)
     two = ClientSettings(local_steps=training, n_clients=2).client(model).observe(images, labels)
     assert isinstance(two.operator, SecureAggregation)
+
+
+def test_statistics_of_one_value_are_refused() -> None:
+    """A BatchNorm of one image of 1x1 has them; images of 2x2, two images, and running statistics have not."""
+    torch.manual_seed(0)
+    norm = torch.nn.BatchNorm2d(4)
+    model = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.Sequential(norm), torch.nn.Flatten())
+    one, two, large = torch.rand(1, 1, 3, 3), torch.rand(2, 1, 3, 3), torch.rand(1, 1, 4, 4)
+    with pytest.raises(UnsupportedModelError, match=r"layer '1\.0' needs more than one value .* got \(1, 4, 1, 1\)"):
+        pure_copy(model, "train")(one)
+    for mode, images in (("train", two), ("train", large), ("eval", one)):
+        pure_copy(model, mode)(images)

@@ -84,6 +84,14 @@ def test_of_runs_that_begin_together_one_trains_and_the_others_wait(
     assert len({one.split_hash for one in found}) == 1
 
 
+def test_a_last_batch_of_one_image_is_refused(find: Find) -> None:
+    """The last maps of a ResNet-18 are of 1x1 on digits; LeNet has no BatchNorm, and an untrained model no batches."""
+    with pytest.raises(ConfigError, match=r"65 training images in batches of 64 leave a batch of one image: BatchNorm"):
+        find(trunk=ResNet18, n_train=65, batch_size=64)
+    for changes in ({"trunk": LeNet}, {"trunk": ResNet18, "epochs": 0}, {"trunk": ResNet18, "n_train": 66}):
+        find(**{"n_train": 65, "batch_size": 64, **changes})
+
+
 def test_no_epochs_no_training(find: Find) -> None:
     checkpoint = find(epochs=0).trained(CPU)
     assert (checkpoint.epoch, checkpoint.accuracy) == (0, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import time
@@ -14,12 +15,13 @@ from typing import Any, Protocol, TypeVar
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save
+from torch import nn
 
 from lit_recon.attacks.base import AttackRun, AttackState, Curve, Way
 from lit_recon.errors import CorruptFileError
 from lit_recon.io.files import parse_json, write_bytes
 from lit_recon.io.tensors import load_saved
-from lit_recon.records import Reconstruction
+from lit_recon.records import Reconstruction, Weights
 from lit_recon.training.progress import Interrupted, deferred_interruption
 
 S = TypeVar("S", contravariant=True)
@@ -171,10 +173,29 @@ def _load(
     return run
 
 
+#: Between the settings and what their paths stand for, in the identity of a run.
+_CONTENT = "; content "
+
+
+def run_identity(settings: str, model: nn.Module, split_hash: str) -> str:
+    """The identity of a run, of settings, images and weights: the paths in settings do not say what files hold."""
+    content = hashlib.sha256(split_hash.encode())
+    for part in Weights.of(model):
+        for name, value in part.items():
+            content.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+            content.update(value.detach().cpu().flatten().contiguous().view(torch.uint8).numpy().tobytes())
+    return f"{settings}{_CONTENT}{content.hexdigest()[:16]}"
+
+
 def _check_run(found: object, identity: str) -> None:
-    """A ValueError for a file of another run; those of earlier releases do not say of which they are."""
-    if found and identity and found != identity:
+    """A ValueError for a file of another run; those of earlier releases do not say of which, or of which model."""
+    if not found or not identity or found == identity:
+        return
+    settings, _, content = str(found).partition(_CONTENT)
+    if settings != identity.partition(_CONTENT)[0]:
         raise ValueError("it is of a run with other settings")
+    if content:
+        raise ValueError("it is of another model or other images: a file that the settings name has changed since")
 
 
 def _check_labels(state: Any, n_classes: int | None) -> None:
@@ -282,6 +303,7 @@ def load_finished(folder: Path, identity: str = "") -> dict[int, FinishedBatch]:
                 found[int(index)] = FinishedBatch(int(index), result, **fact)
         except Exception as error:  # damaged bytes raise errors of many kinds
             raise CorruptFileError(
-                f"{path} is damaged ({error}): delete it, and these victims are attacked from the start"
+                f"{path} is damaged or of another run ({error}): delete it, and these victims are attacked from the "
+                "start"
             ) from error
     return found

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from lit_recon.errors import CorruptFileError
 from lit_recon.modules.attack_state import (
@@ -15,6 +16,7 @@ from lit_recon.modules.attack_state import (
     finished_batches,
     group_name,
     load_finished,
+    run_identity,
     save_finished,
 )
 from lit_recon.records import Reconstruction
@@ -72,3 +74,24 @@ def test_a_truncated_file_is_refused(tmp_path: Path, kept: int) -> None:
     path.write_bytes(path.read_bytes()[:kept])
     with pytest.raises(CorruptFileError, match="delete it"):
         load_finished(tmp_path)
+
+
+def test_victims_of_another_model_are_refused(tmp_path: Path) -> None:
+    """One whose weights differ by a rounding error, under the same settings, and other images."""
+    torch.manual_seed(0)
+    model, other = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
+    assert run_identity("0123", model, "ab") == run_identity("0123", other, "ab")
+    save_finished(tmp_path, [batch(0)], run_identity("0123", model, "ab"))
+    assert list(load_finished(tmp_path, run_identity("0123", other, "ab"))) == [0]
+    with pytest.raises(CorruptFileError, match="with other settings"):
+        load_finished(tmp_path, run_identity("4567", model, "ab"))
+    assert other.running_var is not None
+    other.running_var[1] += 1e-6
+    for identity in (run_identity("0123", other, "ab"), run_identity("0123", model, "cd")):
+        with pytest.raises(CorruptFileError, match="another model or other images: a file that the settings name has"):
+            load_finished(tmp_path, identity)
+
+
+def test_victims_of_a_release_that_did_not_name_the_model_are_taken(tmp_path: Path) -> None:
+    save_finished(tmp_path, [batch(0)], "0123")
+    assert list(load_finished(tmp_path, run_identity("0123", nn.BatchNorm1d(3), "ab"))) == [0]

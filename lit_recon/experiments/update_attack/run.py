@@ -15,6 +15,7 @@ from lit_recon.experiments.settings import AttackSettings
 from lit_recon.experiments.update_attack.score import BOUNDS, AttackResult, all_scored, run_facts
 from lit_recon.experiments.victim_model import VictimModel, find_target
 from lit_recon.metrics import PerceptualDistance, metrics_of
+from lit_recon.modules.attack_state import run_identity
 from lit_recon.modules.data import VictimDataModule
 from lit_recon.modules.loggers import finish, log_table
 from lit_recon.modules.update_attack import UpdateAttackModule
@@ -77,7 +78,7 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
         metrics,
         settings.clients_per_batch,
         settings.save_every_seconds,
-        call.identity,
+        run_identity(call.identity, checkpoint.model, victims.split_hash),
     )
     trainer = build_trainer(settings.trainer, loggers)
     trainer.test(module, datamodule=victims, verbose=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lit_recon.errors import ShapeError
+from lit_recon.errors import ConfigError, ShapeError
 from lit_recon.records import Normalization
 
 
@@ -127,6 +128,34 @@ def fingerprints(images: ImageSet) -> Tensor:
     rows = images.images.flatten(1).contiguous().numpy()
     digests = (hashlib.blake2b(row.tobytes(), digest_size=8, key=shape).digest() for row in rows)
     return torch.tensor([int.from_bytes(digest, "little", signed=True) for digest in digests], dtype=torch.int64)
+
+
+def relabelled(images: ImageSet, classes: Mapping[int, int] | None) -> ImageSet:
+    """The images of some classes, with other numbers; classes of one number become one. A ConfigError for no class."""
+    if classes is None:
+        return images
+    unknown = [number for number in classes if not 0 <= number < images.n_classes]
+    if unknown:
+        raise ConfigError(f"examples.classes names classes {unknown}; {images.name} has 0 to {images.n_classes - 1}")
+    table = torch.full((images.n_classes,), -1).index_copy(
+        0, torch.tensor([*classes]), torch.tensor([*classes.values()])
+    )
+    kept = torch.nonzero(table[images.labels] >= 0).flatten()
+    names = [
+        " ".join(images.class_names[number] for number, own in classes.items() if own == label)
+        for label in range(max(classes.values()) + 1)
+    ]
+    return ImageSet(images.images[kept], table[images.labels[kept]], names, images.name)
+
+
+def without(images: ImageSet, others: Tensor) -> ImageSet:
+    """The images that are none of `others`, `(n, c, h, w)` in [0, 1]; a ConfigError if none is left."""
+    pixels = (255 * others).round().to(torch.uint8).cpu()
+    given = ImageSet(pixels, torch.zeros(len(pixels), dtype=torch.int64), images.class_names, "given")
+    kept = (~torch.isin(fingerprints(images), fingerprints(given))).nonzero().flatten()
+    if not len(kept):
+        raise ConfigError(f"no image of {images.name} is left without {len(pixels)} given ones: give other data")
+    return images.subset(kept)
 
 
 def measure_normalization(images: ImageSet) -> Normalization:

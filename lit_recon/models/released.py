@@ -5,6 +5,8 @@ Source: Balle, Cherubin and Hayes 2022, Reconstructing Training Data with Inform
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from math import prod
@@ -41,8 +43,19 @@ class ReleasedNetwork(nn.Module, ABC):
 
     @property
     def architecture(self) -> dict[str, object]:
-        """Class and arguments."""
-        return {"class": type(self).__name__, **self.arguments}
+        """Class and arguments; of classes of others also where they are, and a hash of their source and layers.
+
+        Two of them may have the same name, and one may change.
+        """
+        own = type(self)
+        if own.__module__.partition(".")[0] == __package__.partition(".")[0]:
+            return {"class": own.__name__, **self.arguments}
+        try:
+            source = inspect.getsource(own)
+        except (OSError, TypeError):  # as in a notebook or a console
+            source = ""
+        code = hashlib.sha256(f"{source}\n{self!r}".encode()).hexdigest()[:16]
+        return {"class": f"{own.__module__}.{own.__qualname__}", "code": code, **self.arguments}
 
 
 class ReleasedMLP(ReleasedNetwork):

@@ -112,7 +112,7 @@ def test_classifiers_of_odd_digits(reconn: Callable[..., Any], workplace: Path) 
         (["--beside", '{"A b": {"class_path": "LeastSquares"}}'], "names in beside must be"),
         (
             ["--regression", "Logistic", "--split.records", 5, "--split.targets", 2, "--beside", "{}"],
-            "a classifier needs records of every class",
+            "split.records, or renumber the labels of the data without gaps",
         ),
         (["--split.records", 2, "--split.targets", 1, "--split.seed", 13, "--target", "odd"], "the same target"),
     ],

@@ -131,6 +131,7 @@ def test_a_finished_study_is_kept_and_grows_by_budgets(rero: Run, folder: Path) 
         (["--budget.delta", "1.5"], "budget.delta must be strictly between 0 and 1; got 1.5"),
         (["--prior.kappas", "[2]"], "prior.kappas must be probabilities above 0 and at most 1"),
         (["--prior.candidates", "[25]"], "at most split.targets=24; got [25]"),
+        (["--prior.samples", "23"], "at least split.targets=24; got 23"),
         (["--test_images", "0"], "test_images must be at least 1"),
         (["--store", "somewhere"], "store is not set for this command"),
         (["--initialization", "fresh"], "initialization must be known"),

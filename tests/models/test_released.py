@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 from scipy.stats import truncnorm
+from torch import nn
 
 from lit_recon.errors import ConfigError
 from lit_recon.models.released import ReleasedCNN, ReleasedMLP, ReleasedNetwork
@@ -63,3 +64,23 @@ def test_impossible_sizes_are_refused() -> None:
         ReleasedCNN((1, 8, 8))
     with pytest.raises(ConfigError, match="hidden must be at least 1 and n_classes at least 2; got 0 and 10"):
         ReleasedCNN(hidden=0)
+
+
+def test_classes_of_others_with_one_name_are_told_apart() -> None:
+    def own(activation: type[nn.Module], module: str) -> ReleasedNetwork:
+        class Own(ReleasedNetwork):
+            def __init__(self) -> None:
+                super().__init__()
+                self.arguments = {"image_shape": [1, 8, 8], "n_classes": 10}
+                self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 10), activation(), nn.Linear(10, 10))
+
+            def initialize(self, generator: torch.Generator) -> None: ...
+
+        Own.__module__ = module
+        return Own()
+
+    first = own(nn.ReLU, "one").architecture
+    assert first == own(nn.ReLU, "one").architecture
+    assert first != own(nn.ReLU, "two").architecture
+    assert first != own(nn.Tanh, "one").architecture  # as after an edit
+    assert "code" not in ReleasedMLP().architecture

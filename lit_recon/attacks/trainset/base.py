@@ -14,7 +14,7 @@ from torch.func import functional_call
 
 from lit_recon.attacks.base import AttackRun, SimpleState, Way
 from lit_recon.attacks.trainset.training import Task, Training, Weights
-from lit_recon.errors import ShapeError, UnsupportedModelError
+from lit_recon.errors import ShapeError, ThreatModelError, UnsupportedModelError
 from lit_recon.records import Reconstruction
 
 
@@ -39,7 +39,8 @@ class ReleasedModel:
 
     Raises:
         UnsupportedModelError: the weights are not those of the network.
-        ShapeError: a weight, the start or the mean image has the wrong shape, or is not finite.
+        ShapeError: a weight, the start or the mean image has the wrong shape, or is not finite; images and labels that
+            are known are not as many, or are all training images.
     """
 
     model: nn.Module
@@ -81,6 +82,49 @@ class ReleasedModel:
             raise ShapeError(f"the mean image must be {self.image_shape}; got {tuple(self.mean.shape)}")
         if self.n_examples < 1:
             raise ShapeError(f"a training set needs at least one image; got n_examples={self.n_examples}")
+        if (self.known_labels is None) != (self.known_images is None):
+            raise ShapeError("known_images and known_labels must be given together")
+        if self.known_images is not None and self.known_labels is not None:
+            n_labels, shape = len(self.known_labels), tuple(self.known_images.shape)
+            if shape != (n_labels, *self.image_shape) or n_labels >= self.n_examples:
+                raise ShapeError(
+                    f"known_images must be (j, {', '.join(map(str, self.image_shape))}) with j labels, j below "
+                    f"n_examples={self.n_examples}; got {shape} and {n_labels} labels: give one label for each image, "
+                    "and leave at least one image unknown"
+                )
+
+    @property
+    def n_known(self) -> int:
+        """Number of known training images."""
+        return 0 if self.known_images is None else len(self.known_images)
+
+    @property
+    def n_unknown(self) -> int:
+        """Number of training images that are to be found."""
+        return self.n_examples - self.n_known
+
+    def with_known(self, images: Tensor, labels: Tensor, repeats: int = 1) -> tuple[Tensor, Tensor]:
+        """Known training images, each `repeats` times, followed by these in place of the unknown ones; all labels."""
+        if self.known_images is None or self.known_labels is None:
+            return images, labels
+        known, known_labels = self.known_images.to(images), self.known_labels.to(labels)
+        return (
+            torch.cat([known.repeat(repeats, 1, 1, 1), images]),
+            torch.cat([known_labels.repeat(repeats), labels]),
+        )
+
+    def repeats_of_known(self, m: int) -> int:
+        """How often each known image stands beside `m` candidates so that a mean over all is that of the training.
+
+        ThreatModelError if `m` is no multiple of the number of unknown images, so that the shares cannot be right.
+        """
+        repeats, left = divmod(m, self.n_unknown)
+        if self.n_known and (left or not repeats):
+            raise ThreatModelError(
+                f"beside known images, the candidates must be as many as the {self.n_unknown} unknown ones of the "
+                f"{self.n_examples} training images, or a multiple; got {m}: give {self.n_unknown * max(1, repeats)}"
+            )
+        return max(1, repeats)
 
     @property
     def like(self) -> Tensor:

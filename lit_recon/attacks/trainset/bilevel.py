@@ -37,8 +37,9 @@ class Bilevel(TrainsetAttack):
     """Descent on the distance of the released weights from those that training on the candidates gives.
 
     Adam with a rate that falls to 0 along half a cosine, on images that are projected into [0, 1] after every step.
-    The images with the smallest objective are returned. Every step notes the relative `distance` of the weights and the
-    `residual`: the norm of the gradient of the regularized loss of the candidates at the released weights.
+    The images with the smallest objective are returned. Known training images are part of every training; each counts
+    as often as there are candidates for each unknown image. Every step notes the relative `distance` of the weights and
+    the `residual`: the norm of the gradient of their regularized loss at the released weights.
 
     Args:
         steps: of descent on the images.
@@ -53,6 +54,9 @@ class Bilevel(TrainsetAttack):
     def __post_init__(self) -> None:
         if self.steps < 1 or not self.lr > 0:
             raise ConfigError(f"steps must be at least 1 and lr above 0; got {self.steps} and {self.lr:g}")
+
+    def check(self, start: Candidates) -> None:
+        start.seen.repeats_of_known(start.n_examples)
 
     @abstractmethod
     def origin(self, start: Candidates) -> Tensor:
@@ -142,6 +146,7 @@ class ImplicitBilevel(Bilevel):
             raise ConfigError(f"tolerance must be above 0 and below 1; got {self.tolerance:g}")
 
     def check(self, start: Candidates) -> None:
+        super().check(start)
         _need_weight_decay(start.seen)
         if not is_linear_in_weights(start.seen):
             raise UnsupportedModelError(
@@ -193,6 +198,7 @@ class UnrolledBilevel(Bilevel):
             )
 
     def check(self, start: Candidates) -> None:
+        super().check(start)
         _known_training(start.seen)
 
     def origin(self, start: Candidates) -> Tensor:
@@ -255,6 +261,7 @@ class DampedBilevel(Bilevel):
             )
 
     def check(self, start: Candidates) -> None:
+        super().check(start)
         _need_weight_decay(start.seen)
         _known_training(start.seen)
 
@@ -317,10 +324,10 @@ def _need_weight_decay(seen: ReleasedModel) -> None:
 def _repeated(
     problem: InnerProblem, training: Training, images: Tensor, start: Tensor, steps: int, segment: int = 0
 ) -> Tensor:
-    """The weights `(p,)` after `steps` of the training, on all images and without noise; see `Training.unrolled`."""
+    """The weights `(p,)` after `steps` of the training, on all images (those known, too) and without noise."""
     plain = replace(training, steps=steps, dp=None, parts=1)
     model = problem.seen.model
-    return flatten(plain.unrolled(model, images, problem.labels, unflatten(model, start), segment))
+    return flatten(plain.unrolled(model, *problem.examples(images), unflatten(model, start), segment))
 
 
 def _known_training(seen: ReleasedModel) -> Training:

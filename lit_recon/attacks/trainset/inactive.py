@@ -272,13 +272,21 @@ class InactiveNeurons(TrainsetAttack):
             )
             return Reconstruction(images, labels, 1 - n_found / rank, notes=(note, missing), certified=certified)
         found, sure = search.solution()
-        n = min(len(images), rank)
+        notes = [note]
+        if start.seen.known_images is not None and start.seen.n_known:
+            known = start.seen.known_images.to(found).flatten(1)
+            new = torch.cdist(found, known, p=torch.inf).amin(dim=1) > _OUTSIDE
+            found, sure = found[new], sure[new]
+        n = min(len(images), len(found))
+        if len(found) > n:
+            notes.append(f"{len(found)} images were found, of which {n} are returned: give as many candidates")
+        loss = 1 - float(sure.double().mean()) if len(sure) else 1.0
         order = (~sure).long().argsort(stable=True)[:n]
         images[:n] = found[order].view(n, *start.image_shape).to(images)
         certified[:n] = sure[order]
         outputs = start.seen.outputs(start.seen.weights, images[:n])
         labels[:n] = named_labels(start.seen.task, outputs)
-        return Reconstruction(images, labels, 1 - float(sure.double().mean()), notes=(note,), certified=certified)
+        return Reconstruction(images, labels, loss, notes=tuple(notes), certified=certified)
 
 
 class _Search:

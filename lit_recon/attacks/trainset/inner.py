@@ -39,9 +39,14 @@ class InnerProblem:
     origin: Tensor
 
     def loss(self, vector: Tensor, images: Tensor) -> Tensor:
-        """The mean loss of images `(m, c, h, w)` under weights `(p,)`, with weight decay."""
+        """The mean loss of images `(m, c, h, w)` and the known ones under weights `(p,)`, with weight decay."""
         weights = unflatten(self.seen.model, vector)
-        return regularized_loss(self.seen.task, self.seen.model, weights, images, self.labels, self.weight_decay)
+        examples = self.examples(images)
+        return regularized_loss(self.seen.task, self.seen.model, weights, *examples, self.weight_decay)
+
+    def examples(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Images `(n, c, h, w)` and labels of a training on images `(m, c, h, w)`: the known ones and these."""
+        return self.seen.with_known(images, self.labels, self.seen.repeats_of_known(len(images)))
 
     def gradient(self, vector: Tensor, images: Tensor) -> Tensor:
         """The gradient `(p,)` of `loss` in the weights; it can be differentiated once more."""

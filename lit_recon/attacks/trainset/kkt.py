@@ -55,8 +55,9 @@ def box_penalty(images: Tensor, mean: Tensor) -> Tensor:
 class _Problem:
     """What the variables are evaluated with; it follows from the start, and nothing of it is saved."""
 
-    def __init__(self, start: Candidates, alpha: float, span: Span | None) -> None:
-        self.start, self.span = start, span
+    def __init__(self, start: Candidates, alpha: float, span: Span | None, repeats: int) -> None:
+        self.start, self.span, self.repeats = start, span, repeats
+        self.labels = start.seen.with_known(start.images, start.labels, repeats)[1]
         self.model = smoothed(start.seen.model, alpha)
         self.weights = {name: weight.clone() for name, weight in start.seen.weights.items()}
         self.outside = 0.0  # squared norm of the first weight outside the span, where gradients are 0
@@ -72,6 +73,10 @@ class _Problem:
         """Candidates `(m, c, h, w)`, whose variables are pixels minus the mean image, or coordinates in the span."""
         return pixels + self.start.seen.mean if self.span is None else self.span.images(pixels)
 
+    def examples(self, pixels: Tensor) -> Tensor:
+        """Known training images and the candidates, one for each of `labels`."""
+        return self.start.seen.with_known(self.images(pixels), self.start.labels, self.repeats)[0]
+
     def state_dict(self) -> dict[str, Tensor]:
         return {}
 
@@ -82,6 +87,8 @@ class _Problem:
 @dataclass(frozen=True)
 class _Stationary(TrainsetAttack):
     """Candidates at which the gradient of a function of the outputs equals the released weights.
+
+    The outputs are those of all training images, the known ones and the candidates.
 
     Args:
         steps: of both optimizers.
@@ -107,7 +114,7 @@ class _Stationary(TrainsetAttack):
 
     @abstractmethod
     def _potential(self, state: SimpleState, outputs: Tensor) -> Tensor:
-        """The number whose gradient is to equal the weights, from outputs `(m, k)`."""
+        """The number whose gradient is to equal the weights, from outputs `(n, k)` of known images and candidates."""
 
     @abstractmethod
     def _assumptions(self, seen: ReleasedModel) -> list[str]:
@@ -116,6 +123,10 @@ class _Stationary(TrainsetAttack):
     def _variables(self, start: Candidates, generator: torch.Generator) -> dict[str, object]:
         """Variables besides the images."""
         return {}
+
+    def _repeats(self, start: Candidates) -> int:
+        """How often each known image is taken."""
+        return 1
 
     def _bound(self, state: SimpleState) -> Tensor:
         """The penalty of variables besides the images."""
@@ -139,13 +150,13 @@ class _Stationary(TrainsetAttack):
         variables = self._variables(start, generator)
         log_every = max(1, self.steps // _POINTS)
         optimizer = self._optimizer(pixels, self.lr)
-        problem = _Problem(start, self.alpha, span)
+        problem = _Problem(start, self.alpha, span, self._repeats(start))
         return SimpleState([start], log_every, problem=problem, pixels=pixels, optimizer=optimizer, **variables)
 
     def residual(self, state: SimpleState) -> Tensor:
         """Squared distance between the weights and the gradient that is to equal them."""
         problem: _Problem = state["problem"]
-        outputs = functional_call(problem.model, problem.weights, (problem.images(state["pixels"]),))
+        outputs = functional_call(problem.model, problem.weights, (problem.examples(state["pixels"]),))
         weights = list(problem.weights.values())
         gradients = torch.autograd.grad(
             self._potential(state, outputs), weights, create_graph=True, materialize_grads=True
@@ -162,6 +173,11 @@ class _Stationary(TrainsetAttack):
         optimizers = [state[name] for name in ("optimizer", "multiplier_optimizer") if name in state.variables]
         variables = [group["params"][0] for optimizer in optimizers for group in optimizer.param_groups]
         loss = stationarity + box + bound
+        if not torch.isfinite(loss):
+            raise ConfigError(
+                f"the attack diverged at step {state.step}: its objective is {float(loss.detach()):g}, where it must "
+                f"be finite; lower lr={self.lr:g} (and multiplier_lr, if there is one)"
+            )
         for variable, gradient in zip(variables, torch.autograd.grad(loss, variables), strict=True):
             variable.grad = gradient
         for optimizer in optimizers:
@@ -194,9 +210,8 @@ class MarginKKT(_Stationary):
     holds wherever the training has converged; in regression it is `theta = sum_i lambda_i grad output_i(theta)` with
     multipliers of any sign.
 
-    The objective, for `m` candidates: the squared distance of `theta` to the mean of `lambda_i grad margin_i(theta)`;
-    squared distances of the images, minus the mean image, to [-1, 1]; 5 times those of `lambda_i` to the values above
-    `min_multiplier`.
+    The objective: the squared distance of `theta` to the mean of `lambda_i grad margin_i(theta)`; squared distances of
+    the candidates, minus the mean image, to [-1, 1]; 5 times those of `lambda_i` to the values above `min_multiplier`.
 
     Args:
         multiplier_lr: learning rate of the multipliers.
@@ -204,6 +219,8 @@ class MarginKKT(_Stationary):
         multiplier_scale: multipliers start uniformly in [0, multiplier_scale], in regression normally distributed with
             this standard deviation; the paper has 1.
         max_loss: the largest training loss at which the condition is taken to hold without weight decay.
+
+    Known training images have multipliers, too.
 
     Source: [Haim2022]; multiclass and regression: [Buzaglo2023].
     """
@@ -225,9 +242,10 @@ class MarginKKT(_Stationary):
         super().check(start)
         seen = start.seen
         homogeneity(seen)
-        if start.n_examples < seen.n_examples:
+        if start.n_examples < seen.n_unknown:
+            known = f", {seen.n_known} of them known" if seen.n_known else ""
             raise ShapeError(
-                f"the weights are a sum over all {seen.n_examples} training images, which {start.n_examples} "
+                f"the weights are a sum over all {seen.n_examples} training images{known}, which {start.n_examples} "
                 "candidates cannot stand for: start with at least as many candidates, better twice as many"
             )
         if seen.weight_decay:
@@ -246,7 +264,8 @@ class MarginKKT(_Stationary):
 
     def _variables(self, start: Candidates, generator: torch.Generator) -> dict[str, object]:
         draw = torch.randn if start.seen.task == "regression" else torch.rand
-        drawn = self.multiplier_scale * draw(start.n_examples, generator=generator, dtype=torch.float64)
+        n = start.seen.n_known + start.n_examples
+        drawn = self.multiplier_scale * draw(n, generator=generator, dtype=torch.float64)
         multipliers = drawn.to(start.like).requires_grad_()
         return {
             "multipliers": multipliers,
@@ -254,9 +273,9 @@ class MarginKKT(_Stationary):
         }
 
     def _potential(self, state: SimpleState, outputs: Tensor) -> Tensor:
-        start: Candidates = state["problem"].start
+        problem: _Problem = state["problem"]
         multipliers: Tensor = state["multipliers"]
-        return (multipliers * margins(start.seen.task, outputs, start.labels)).mean()
+        return (multipliers * margins(problem.start.seen.task, outputs, problem.labels)).mean()
 
     def _bound(self, state: SimpleState) -> Tensor:
         if state["problem"].start.seen.task == "regression":
@@ -275,15 +294,20 @@ class Stationarity(_Stationary):
     """Training images at which the gradient of the regularized mean loss vanishes at the released weights.
 
     Unlike in `MarginKKT` there are no free multipliers: minus the loss's derivative at the candidate's own output,
-    divided by `m` and the weight decay, is in their place. The objective is the squared norm of the gradient, summed
+    divided by their number and the weight decay, is in their place. Known training images count as often as there are
+    candidates for each unknown one. The objective is the squared norm of the gradient, summed
     over all tensors and divided by the squared weight decay, plus the same box around the mean image. A network need
     not be homogeneous.
 
     Source: the stationarity of the regularized loss that [Runkel2024] start from; the attack is this package's own.
     """
 
+    def _repeats(self, start: Candidates) -> int:
+        return start.seen.repeats_of_known(start.n_examples)
+
     def check(self, start: Candidates) -> None:
         super().check(start)
+        self._repeats(start)
         if not start.seen.weight_decay:
             raise ThreatModelError(
                 "the gradient of the regularized loss tells training images apart from others only with a weight decay "
@@ -292,10 +316,10 @@ class Stationarity(_Stationary):
             )
 
     def _potential(self, state: SimpleState, outputs: Tensor) -> Tensor:
-        start: Candidates = state["problem"].start
-        seen = start.seen
+        problem: _Problem = state["problem"]
+        seen = problem.start.seen
         assert seen.weight_decay
-        return -losses(seen.task, outputs, start.labels).mean() / seen.weight_decay
+        return -losses(seen.task, outputs, problem.labels).mean() / seen.weight_decay
 
     def _assumptions(self, seen: ReleasedModel) -> list[str]:
         return [f"stationary weights of the mean loss with weight decay {seen.weight_decay:g}"]

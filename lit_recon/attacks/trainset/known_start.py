@@ -28,8 +28,8 @@ class KnownStart(TrainsetAttack):
     """The change of the weights as a combination of gradients of the candidates' outputs at first and last weights.
 
     In a training in which the network stays nearly linear in its weights, the change is a sum over the training images
-    of their outputs' gradients. Images and both sets of multipliers ("duals") of the sum are found by Adam. The labels
-    returned are the classes whose outputs the multipliers raise.
+    of their outputs' gradients. Images and both sets of multipliers ("duals") of the sum are found by Adam. Known
+    training images have multipliers, too. The labels returned are the classes whose outputs the multipliers raise.
 
     Args:
         steps: of Adam.
@@ -65,7 +65,7 @@ class KnownStart(TrainsetAttack):
 
     def init(self, start: Candidates) -> SimpleState:
         images = start.images.detach().to(start.like).clone()
-        duals = _first_duals(start, images, self.beta[0])
+        duals = _first_duals(start, self.beta[0])
         size = duals.square().mean().sqrt().clamp(min=torch.finfo(duals.dtype).tiny)
         groups: list[dict[str, object]] = [
             {"params": [images], "lr": self.lr},
@@ -78,7 +78,7 @@ class KnownStart(TrainsetAttack):
         images, duals, optimizer = state["images"], state["duals"], state["optimizer"]
         beta = self.beta[0] * (self.beta[1] / self.beta[0]) ** (state.step / max(self.steps - 1, 1))
         pixels, multipliers = images.detach().requires_grad_(), duals.detach().requires_grad_()
-        residual = duality_residual(start.seen, pixels, multipliers, beta)
+        residual = duality_residual(start.seen, start.seen.with_known(pixels, start.labels)[0], multipliers, beta)
         outside = (pixels - pixels.clamp(0, 1)).square().sum()
         loss = residual + self.box * outside
         images.grad, duals.grad = torch.autograd.grad(loss, (pixels, multipliers))
@@ -87,9 +87,11 @@ class KnownStart(TrainsetAttack):
 
     def result(self, state: SimpleState) -> Reconstruction:
         [start] = state.observations
-        raised = state["duals"].sum(dim=0)
-        labels = named_labels(start.seen.task, raised)
-        residual = duality_residual(start.seen, state["images"], state["duals"], beta=self.beta[1])
+        seen = start.seen
+        raised = state["duals"].sum(dim=0)[seen.n_known :]
+        labels = named_labels(seen.task, raised)
+        images = seen.with_known(state["images"], start.labels)[0]
+        residual = duality_residual(seen, images, state["duals"], beta=self.beta[1])
         return Reconstruction(state["images"], labels.to(start.labels.device), float(residual))
 
 
@@ -98,7 +100,7 @@ def duality_residual(seen: ReleasedModel, images: Tensor, duals: Tensor, beta: f
 
     Args:
         seen: with its start.
-        images: `(m, c, h, w)`.
+        images: `(m, c, h, w)`, the known ones among them.
         duals: multipliers `(2, m, k)` of the outputs' gradients at the first and at the last weights.
         beta: sharpness of the softplus in the place of ReLU; None: ReLU.
     """
@@ -120,14 +122,14 @@ def _combination(seen: ReleasedModel, images: Tensor, duals: Tensor, beta: float
     return flatten(early) + flatten(late)
 
 
-def _first_duals(start: Candidates, images: Tensor, beta: float) -> Tensor:
-    """Multipliers `(2, m, k)` of the first images: the best ones, or from the labels if those take too much memory."""
+def _first_duals(start: Candidates, beta: float) -> Tensor:
+    """Multipliers `(2, m, k)` of known and first images: the best ones, or by labels if those take too much memory."""
     seen = start.seen
+    images, labels = seen.with_known(start.images.detach().to(start.like), start.labels.to(start.like.device))
     with torch.no_grad():
         k = seen.outputs(seen.weights, images[:1]).shape[1]
         if 2 * len(images) * k * sum(weight.numel() for weight in seen.weights.values()) <= _MOST_NUMBERS:
             return solve_duals(seen, images, beta)
-        labels = start.labels.to(images.device)
         signed = signs(labels, images)[:, None] if k == 1 else F.one_hot(labels, k).to(images) - 1 / k
         duals, change = signed.expand(2, -1, -1), flatten(seen.weights) - flatten(_both(seen)[0])
         direction = _combination(seen, images, duals, beta)

@@ -15,7 +15,7 @@ from lit_recon.attacks.base import SimpleState
 from lit_recon.attacks.trainset.base import Candidates, ReleasedModel, TrainsetAttack
 from lit_recon.attacks.trainset.subspace import first_layer
 from lit_recon.attacks.trainset.training import Training, Weights
-from lit_recon.errors import ConfigError, ShapeError, ThreatModelError
+from lit_recon.errors import ConfigError, ThreatModelError
 from lit_recon.records import Reconstruction
 
 #: The Anderson iteration restarts from its best guess when its distance exceeds the least one by this factor.
@@ -71,14 +71,11 @@ class RepeatedTraining(TrainsetAttack):
                 "a training with dp cannot be repeated: its clipping and noise are not simulated; attack a training "
                 "without dp"
             )
-        n_known = 0 if seen.known_images is None else len(seen.known_images)
-        if n_known + start.n_examples != seen.n_examples:
+        if start.n_examples != seen.n_unknown:
             raise ThreatModelError(
-                f"RepeatedTraining needs to know all training images but those that it reconstructs: {n_known} known "
-                f"and {start.n_examples} candidates of {seen.n_examples}; give {seen.n_examples - n_known} candidates"
+                f"RepeatedTraining needs to know all training images but those that it reconstructs: {seen.n_known} "
+                f"known and {start.n_examples} candidates of {seen.n_examples}; give {seen.n_unknown} candidates"
             )
-        if (seen.known_labels is None) != (seen.known_images is None):
-            raise ShapeError("known_images and known_labels must be given together")
         if self.method == "anderson":
             first_layer(seen)
 
@@ -130,7 +127,8 @@ class RepeatedTraining(TrainsetAttack):
         training, begin = _known(seen)
 
         def closure() -> Tensor:
-            found = training.unrolled(seen.model, *_all_images(start, images), begin)
+            every, labels = seen.with_known(images, start.labels)
+            found = training.unrolled(seen.model, every, labels, begin)
             squared: Tensor = _squared_distance(found, seen.weights) / state["scale"].square()
             self._keep(state, math.sqrt(squared.detach()))
             images.grad = torch.autograd.grad(squared, images)[0]
@@ -150,7 +148,7 @@ class RepeatedTraining(TrainsetAttack):
         name, _, scale = first_layer(seen)
         layer = seen.model.get_submodule(name)
         assert isinstance(layer, nn.Linear)
-        images, labels = _all_images(start, guesses)
+        images, labels = seen.with_known(guesses, start.labels)
         marked = MarkedImages(seen.model, layer, start)
         coefficients = torch.zeros(start.n_examples + 1, layer.out_features).to(start.like)
         weights = {f"model.{name}": weight for name, weight in begin.items()} | {"coefficients": coefficients}
@@ -187,14 +185,6 @@ def _known(seen: ReleasedModel) -> tuple[Training, Weights]:
             f"RepeatedTraining needs the {missing} of the released model: give them, or attack by KKT"
         )
     return seen.training, seen.start
-
-
-def _all_images(start: Candidates, images: Tensor) -> tuple[Tensor, Tensor]:
-    """All training images with these in place of the unknown ones, which come last, and all labels."""
-    seen = start.seen
-    if seen.known_images is None or seen.known_labels is None:
-        return images, start.labels
-    return torch.cat([seen.known_images.to(images), images]), torch.cat([seen.known_labels, start.labels])
 
 
 def _squared_distance(weights: Mapping[str, Tensor], released: Mapping[str, Tensor]) -> Tensor:

@@ -194,6 +194,6 @@ class Transfer:
     ) -> Tensor:
         """Observations of the models of these images, stored below a run's folder or, without one, in the cache."""
         shadows = self.shadows
-        there = store_folder(shadows, plan) if folder is None else folder.checkpoints / "released"
+        there = store_folder(shadows, plan, images) if folder is None else folder.checkpoints / "released"
         store = train_store(trainer, plan, images, there, shadows.execution, shadows.shard_size)
         return store.read(images, feature_map)

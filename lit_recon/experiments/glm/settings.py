@@ -89,7 +89,7 @@ class GlmSettings(PaperRunSettings):
         if any(model.classifies for model in self.models.values()) and not np.array_equal(found, np.arange(len(found))):
             raise ConfigError(
                 f"a classifier needs records of every class from 0 on; got {found.astype(int).tolist()}: raise "
-                "split.records"
+                "split.records, or renumber the labels of the data without gaps"
             )
         if len(found) < 2:
             raise ConfigError("all records have the same target: raise split.records, or choose another target")

@@ -50,7 +50,7 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
         steps = 1 + len(shadows.descent.snapshots)
         released = load_released(settings.released, plan.network, len(split.targets), steps)
     models = shadows.shadow_models(plan, split)
-    stored = store_folder(shadows, models)
+    stored = store_folder(shadows, models, split.shadow)
     settings = settings.bind(plan, folder.checkpoints / "reconstructor")
     classifier_of(settings.classifier, split.targets)
     kept = ShadowStore.open(stored, models.description)

@@ -131,6 +131,11 @@ class ReroSettings(PaperRunSettings):
                 f"initialization must be known; got {shadows.initialization}: budget.without adds the case of unknown "
                 "initial weights"
             )
+        if self.prior.samples < shadows.split.targets:
+            raise ConfigError(
+                f"prior.samples includes all targets: at least split.targets={shadows.split.targets}; got "
+                f"{self.prior.samples}: raise prior.samples or lower split.targets"
+            )
         too_many = [n for n in self.prior.candidates if n > shadows.split.targets]
         if too_many:
             raise ConfigError(

@@ -6,9 +6,12 @@ import hashlib
 import json
 from pathlib import Path
 
+import torch
 from jsonargparse import ArgumentParser, Namespace
 
 from lit_recon.attacks.shadow import Plan, ShadowStore
+from lit_recon.data import ImageSet
+from lit_recon.data.splits import content_hash
 from lit_recon.experiments.configuration import instantiated, settings_of, settings_parser
 from lit_recon.experiments.released_attack.settings import ShadowSettings
 from lit_recon.modules.shadows import train_store
@@ -27,7 +30,7 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     split = settings.drawn()
     trainer = build_trainer(settings.trainer, loggers=[])
     plan = settings.shadow_models(settings.plan(split, str(trainer.strategy.root_device)), split)
-    folder = store_folder(settings, plan)
+    folder = store_folder(settings, plan, split.shadow)
     if is_first_process():
         announce(folder, plan, len(split.shadow))
     store = train_store(trainer, plan, split.shadow, folder, settings.execution, settings.shard_size)
@@ -37,14 +40,14 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
         print(f"done        {len(split.shadow)} shadow models in {store.folder}, trained by {store.execution}")
 
 
-def store_folder(settings: ShadowSettings, plan: Plan) -> Path:
-    """The folder of a plan's shadow models: the given one, or one in the cache named by a hash.
+def store_folder(settings: ShadowSettings, plan: Plan, shadow: ImageSet) -> Path:
+    """The folder of a plan's models of shadow images: the given one, or one in the cache named by a hash.
 
-    The number of target images is part of the hash, since shadow images are drawn after them.
+    The first shadow image is part of the hash: it does not depend on the number of shadow images, but on all else.
     """
     if settings.store is not None:
         return settings.store
-    drawn = {"targets": settings.split.targets, "shadow_data": settings.shadow_data and settings.shadow_data.name}
+    drawn = {"targets": settings.split.targets, "first": content_hash(shadow.subset(torch.tensor([0])))}
     key = hashlib.sha256(json.dumps({**plan.description, **drawn}, sort_keys=True).encode()).hexdigest()[:16]
     return settings.cache / key
 

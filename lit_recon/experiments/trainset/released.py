@@ -15,7 +15,7 @@ from torch.func import functional_call
 from lit_recon.attacks.trainset.base import Candidates, ReleasedModel
 from lit_recon.attacks.trainset.training import Task, Training, Weights, accuracy, losses
 from lit_recon.data import ImageSet
-from lit_recon.data.dataset import seeded_generator
+from lit_recon.data.dataset import relabelled, seeded_generator, without
 from lit_recon.data.sources import ImageSource
 from lit_recon.data.splits import in_pool, sample_victims
 from lit_recon.errors import ConfigError, MissingDataError, ShapeError, UnsupportedModelError
@@ -46,6 +46,7 @@ class TrainingSet:
         public_labels: `(N,)`.
         mean: of the public images, `(c, h, w)`.
         n_classes: number of labels.
+        left_out: number of images of the data on which a model from elsewhere was trained, so that they are not public.
     """
 
     images: Tensor
@@ -58,6 +59,7 @@ class TrainingSet:
     public_labels: Tensor
     mean: Tensor
     n_classes: int
+    left_out: int = 0
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -90,9 +92,14 @@ def _loaded(source: ImageSource) -> tuple[ImageSet, ImageSet]:
 
 def training_set(settings: TrainsetSettings, seed: int) -> TrainingSet:
     """The training set of a seed and what it is compared with; a ConfigError where there are too few images."""
-    public, test = (_relabelled(images, settings.examples.classes) for images in _loaded(settings.data))
+    public, test = (relabelled(images, settings.examples.classes) for images in _loaded(settings.data))
     n_classes, wanted = public.n_classes, settings.examples.per_class
-    pool = test.subset(in_pool(test, settings.examples.pool))
+    pool, given, left_out = test.subset(in_pool(test, settings.examples.pool)), None, 0
+    if settings.released is not None:
+        given = _given(settings, test.image_shape, n_classes)
+        size = len(public) + len(pool)
+        public, pool = without(public, given[0]), without(pool, given[0])
+        left_out = size - len(public) - len(pool)
     counts = torch.bincount(pool.labels, minlength=n_classes)
     if settings.released is None and int(counts.min()) < 2 * wanted:
         raise ConfigError(
@@ -105,8 +112,8 @@ def training_set(settings: TrainsetSettings, seed: int) -> TrainingSet:
         public = public.subset(sample_victims(public.labels, settings.examples.n_public))
     like = torch.zeros(0, dtype=getattr(torch, settings.dtype), device=settings.device)
     mean = MeanImage.from_images(public.images).image.to(like)
-    if settings.released is not None:
-        images, labels, ids = _given(settings, test.image_shape, n_classes)
+    if given is not None:
+        images, labels, ids = given
         others = pool.subset(_others_like(labels, pool.labels, seed)).pixels()
     else:
         drawn = sample_victims(pool.labels, 2 * n, seed)
@@ -126,6 +133,7 @@ def training_set(settings: TrainsetSettings, seed: int) -> TrainingSet:
         public.labels,
         mean,
         n_classes,
+        left_out,
     )
 
 
@@ -138,23 +146,6 @@ def _split_known(n: int, n_known: int, seed: int) -> tuple[Tensor, Tensor]:
         )
     order = torch.randperm(n, generator=seeded_generator(seed, "known")) if n_known else torch.arange(n)
     return order[:n_known].sort().values, order[n_known:].sort().values
-
-
-def _relabelled(images: ImageSet, classes: Mapping[int, int] | None) -> ImageSet:
-    if classes is None:
-        return images
-    unknown = [number for number in classes if not 0 <= number < images.n_classes]
-    if unknown:
-        raise ConfigError(f"examples.classes names classes {unknown}; {images.name} has 0 to {images.n_classes - 1}")
-    table = torch.full((images.n_classes,), -1).index_copy(
-        0, torch.tensor([*classes]), torch.tensor([*classes.values()])
-    )
-    kept = torch.nonzero(table[images.labels] >= 0).flatten()
-    names = [
-        " ".join(images.class_names[number] for number, own in classes.items() if own == label)
-        for label in range(max(classes.values()) + 1)
-    ]
-    return ImageSet(images.images[kept], table[images.labels[kept]], names, images.name)
 
 
 def _given(

@@ -109,6 +109,8 @@ def checked(settings: TrainsetSettings, procedures: Mapping[str, Training]) -> N
     """
     seed = settings.seeds.first
     examples, training = training_set(settings, seed), procedures[PLAIN]
+    if examples.left_out:
+        print(f"note        the released model was trained on {examples.left_out} images of the data: none is public")
     network = network_of(settings, examples, seed)
     if settings.released is not None:
         weights, begin, loss = given_weights(settings, network, examples)

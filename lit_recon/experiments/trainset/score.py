@@ -227,13 +227,16 @@ def stationarity(seen: ReleasedModel, images: Tensor, labels: Tensor) -> float |
     gradients = torch.cat([found[name].flatten(1) for name in seen.weights], dim=1).double().cpu()
     released = torch.cat([weight.flatten() for weight in seen.weights.values()]).double().cpu()
     # the same problem in as many dimensions as there are candidates
-    basis, triangle = torch.linalg.qr(gradients.T)
+    basis, values, directions = torch.linalg.svd(gradients.T, full_matrices=False)
+    # candidates that are alike span fewer dimensions; directions beyond these are rounding, not gradients
+    kept = values > max(gradients.shape) * torch.finfo(values.dtype).eps * values[0]
+    basis, within = basis[:, kept], values[kept, None] * directions[kept]
     inside = basis.T @ released
     outside = (released - basis @ inside).square().sum()
-    if seen.task == "regression":
+    if seen.task == "regression" or not kept.any():
         rest = 0.0
     else:
-        _, rest = nnls(triangle.numpy(), inside.numpy())
+        _, rest = nnls(within.numpy(), inside.numpy())
     return float((outside + rest**2).sqrt() / released.norm())
 
 

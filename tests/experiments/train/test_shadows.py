@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import torch
+
 from lit_recon.attacks.shadow import PrivateDescent
 from lit_recon.data import InformedSplitSettings
-from lit_recon.data.sources import Digits
 from lit_recon.experiments.released_attack.settings import ShadowSettings
 from lit_recon.experiments.train.shadows import store_folder
 
@@ -16,19 +17,20 @@ def test_every_training_and_every_draw_of_shadow_targets_has_a_folder_of_its_own
     settings = ShadowSettings(split=InformedSplitSettings(fixed=20, shadow=30, targets=5))
     more_shadows = dataclasses.replace(settings, split=dataclasses.replace(settings.split, shadow=40))
     more_targets = dataclasses.replace(settings, split=dataclasses.replace(settings.split, targets=6))
-    foreign = dataclasses.replace(settings, shadow_data=Digits())
+    development = dataclasses.replace(settings, split=dataclasses.replace(settings.split, pool="development"))
     descent = dataclasses.replace(settings.descent, dp=PrivateDescent(noise_multiplier=1.0))
     private = dataclasses.replace(settings, descent=descent)
 
     def folder(of: ShadowSettings) -> Path:
-        return store_folder(of, of.plan(of.drawn()))
+        split = of.drawn()
+        return store_folder(of, of.plan(split), split.shadow)
 
     assert folder(settings).parent == Path("runs/shadows")
     # Further shadow targets go on where the first ones ended; another number of targets gives other ones.
     assert folder(more_shadows) == folder(settings)
-    # Digits cannot be drawn twice, so that a foreign source is told apart before anything is drawn.
-    assert store_folder(foreign, settings.plan(settings.drawn())) != folder(settings)
-    assert len({folder(settings), folder(more_targets), folder(private)}) == 3
-    assert store_folder(dataclasses.replace(settings, store=Path("here")), settings.plan(settings.drawn())) == Path(
-        "here"
-    )
+    assert len({folder(one) for one in (settings, more_targets, private, development)}) == 4
+    split = settings.drawn()
+    plan = settings.plan(split)
+    # as of another file of the same name, with the same fixed images
+    assert store_folder(settings, plan, split.shadow.subset(torch.arange(1, 30))) != folder(settings)
+    assert store_folder(dataclasses.replace(settings, store=Path("here")), plan, split.shadow) == Path("here")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,12 @@ from safetensors.torch import load_file, save_file
 from lit_recon.attacks.trainset import RepeatedTraining, Training
 from lit_recon.cli import attack
 from lit_recon.data.sources import Digits
+from lit_recon.data.splits import in_pool
 from lit_recon.errors import ConfigError
 from lit_recon.experiments.trainset.released import candidates_of, initial_weights, network_of, seen_of, training_set
 from lit_recon.experiments.trainset.results import TrainsetStudy
 from lit_recon.experiments.trainset.score import certified
-from lit_recon.experiments.trainset.settings import KnownSettings, TrainingSetSettings, TrainsetSettings
+from lit_recon.experiments.trainset.settings import KnownSettings, ReleasedFiles, TrainingSetSettings, TrainsetSettings
 from lit_recon.experiments.trainset.starts import NoiseStart
 from lit_recon.models.centered import CenteredResNet18
 
@@ -226,3 +228,20 @@ def test_a_residual_network_is_homogeneous() -> None:
         network.mean.zero_()
     assert before.shape == (4, 1)
     assert torch.allclose(network(images), 9 * before, rtol=1e-3, atol=1e-5)
+
+
+def test_training_images_of_a_model_from_elsewhere_are_no_public_ones(tmp_path: Path) -> None:
+    """Here it was trained on images of the training split, and of the pool that others are drawn from."""
+    own = settings(0)
+    public, test = own.data.load()
+    pool = test.subset(in_pool(test, own.examples.pool))
+    first = [torch.nonzero(part.labels == label).flatten()[:2] for part in (public, pool) for label in (0, 1)]
+    theirs = [part.subset(chosen) for part, chosen in zip((public, public, pool, pool), first, strict=True)]
+    images, labels = torch.cat([part.pixels() for part in theirs]), torch.cat([part.labels for part in theirs])
+    save_file({"images": images, "labels": labels}, tmp_path / "examples.safetensors")
+    released = ReleasedFiles(weights=tmp_path / "weights.safetensors", examples=tmp_path / "examples.safetensors")
+    examples = training_set(replace(own, released=released), 0)
+    assert examples.left_out == 8
+    found = {image.tobytes() for image in (255 * images).round().to(torch.uint8).numpy()}
+    assert found.isdisjoint(image.tobytes() for image in examples.public.numpy())
+    assert found.isdisjoint(image.tobytes() for image in (255 * examples.others).round().to(torch.uint8).cpu().numpy())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 import pytest
 import torch
@@ -117,6 +119,19 @@ def test_stationarity_has_the_best_multipliers() -> None:
     assert score.stationarity(opposite, truth, labels) > 0.5  # 1: multipliers cannot be negative
     free = ReleasedModel(linear, opposite.weights, "regression", (1, 4, 4), 2, mean, 4)
     assert score.stationarity(free, truth, labels) == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.parametrize("task", ["regression", "binary"])
+@pytest.mark.parametrize("m", [1, 8, 16])
+def test_candidates_that_are_alike_explain_no_more_than_one(task: Literal["regression", "binary"], m: int) -> None:
+    image, linear = uniform(1, 1, 4, 4), CenteredMLP((1, 4, 4), hidden=[]).double()
+    weight, gradient = uniform(17, 1, 1, 1, seed=3).flatten(), torch.cat([image.flatten(), torch.ones(1)])
+    weights = {"layers.1.weight": weight[None, :16], "layers.1.bias": weight[16:]}
+    mean = torch.zeros(1, 4, 4, dtype=torch.float64)
+    seen = ReleasedModel(linear, weights, task, (1, 4, 4), 2, mean, 1)
+    left = weight - gradient * (gradient @ weight) / gradient.square().sum()
+    found = score.stationarity(seen, image.repeat(m, 1, 1, 1), torch.ones(m, dtype=torch.int64))
+    assert found == pytest.approx(float(left.norm() / weight.norm()), rel=1e-9)
 
 
 def test_selections_show_what_recurs() -> None:

@@ -26,7 +26,8 @@ from lit_recon.training.trainer import check_trainer
 class Rehearsal:
     """Sets up every training, every defense, and every attack at every batch size, each once, on the first victims.
 
-    An untrained generator takes the place of one that is still to be trained. Cells share data and models.
+    An attack that is not applicable behind one defense is set up behind the next one, too. An untrained generator takes
+    the place of one that is still to be trained. Cells share data and models.
     """
 
     def __init__(self, cells: Sequence[GridCell], folder: Path, metric: LeakageMetric) -> None:
@@ -65,15 +66,15 @@ class Rehearsal:
                     untrained[cell.folder] = str(error)
                     continue
                 raise type(error)(f"{cell.describe()}: {error}") from error
-        reasons = {
-            cell.folder: str(self._inapplicable[_attack(cell)])
-            for cell in left
-            if cell.kind == "attack" and _attack(cell) in self._inapplicable
-        }
-        if len(reasons) == len(attacks):
-            first = self._inapplicable[_attack(attacks[0])]
+        found = {cell.folder: why for cell in left if cell.kind == "attack" and (why := self._why_not(cell))}
+        if len(found) == len(attacks):
+            first = found[attacks[0].folder]
             raise type(first)(f"{attacks[0].describe()}: {first}") from first
-        return reasons | untrained
+        return {folder: str(why) for folder, why in found.items()} | untrained
+
+    def _why_not(self, cell: GridCell) -> LitReconError | None:
+        """Why the attack of a cell is not applicable: anywhere, or in this cell."""
+        return self._inapplicable.get(_attack(cell)) or self._inapplicable.get((cell.folder,))
 
     def _stand_in(self, cell: GridCell, path: Path) -> Path:
         """An untrained generator as the cell's settings describe it."""
@@ -100,6 +101,8 @@ class Rehearsal:
             try:
                 rehearse(settings, target, victims)
             except INAPPLICABLE as error:
+                if cell.defense != NO_DEFENSE:  # it may work behind other defenses and strengths, and is tried there
+                    attack = (cell.folder,)
                 self._inapplicable[attack] = error
             if self._metric.of_features and not settings.attack.recovers_features:
                 self._inapplicable[attack] = ConfigError(

@@ -73,6 +73,22 @@ def recorded_error(record: Mapping[str, object], key: str) -> float | None:
     return error_of_mean(n, batches, (n - 1) * std**2) if n == batches else None
 
 
+#: Reasons in a record why it has no mean, by the infinite mean.
+_INFINITE = {math.inf: "infinite for at least one image", -math.inf: "negative infinite for at least one image"}
+
+
+def recorded_mean(record: Mapping[str, object], key: str) -> float | None:
+    """The mean of the metric `key` in a run's record; infinite where the record says so; None where there is none.
+
+    >>> recorded_mean({"psnr": None, "psnr_reason": "infinite for at least one image"}, "psnr")
+    inf
+    """
+    value = record.get(key)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    return next((mean for mean, reason in _INFINITE.items() if record.get(f"{key}_reason") == reason), None)
+
+
 class ImageScore(Metric):
     """Mean, sample standard deviation and confidence interval of the mean of the score `name` over all images."""
 
@@ -136,6 +152,7 @@ class ImageScore(Metric):
         if math.isfinite(computed["low"]):
             entries |= {f"{self.name}_low": computed["low"], f"{self.name}_high": computed["high"]}
         if mean is None:
-            reason = "no image was scored" if not computed["n"] else "infinite for at least one image"
+            both = "infinite for some images, negative infinite for others"
+            reason = _INFINITE.get(computed["mean"], both) if computed["n"] else "no image was scored"
             entries[f"{self.name}_reason"] = reason
         return entries

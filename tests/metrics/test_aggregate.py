@@ -11,7 +11,7 @@ import scipy.stats
 import torch
 
 from lit_recon.errors import ShapeError
-from lit_recon.metrics.aggregate import ImageScore, error_of_mean, recorded_error
+from lit_recon.metrics.aggregate import ImageScore, error_of_mean, recorded_error, recorded_mean
 from tests.processes import outputs, ranks
 
 RANK = Path(__file__).with_name("synchronized_rank.py")
@@ -48,6 +48,15 @@ def test_many_images_need_no_more_memory_and_lose_no_precision() -> None:
         ([0.5, 0.5, 0.5], {"rmse": 0.5, "rmse_std": 0.0}),
         ([0.25], {"rmse": 0.25, "rmse_std": None}),
         ([math.inf, 20.0], {"rmse": None, "rmse_std": None, "rmse_reason": "infinite for at least one image"}),
+        ([-math.inf, 2.0], {"rmse": None, "rmse_std": None, "rmse_reason": "negative infinite for at least one image"}),
+        (
+            [math.inf, -math.inf],
+            {
+                "rmse": None,
+                "rmse_std": None,
+                "rmse_reason": "infinite for some images, negative infinite for others",
+            },
+        ),
         ([], {"rmse": None, "rmse_std": None, "rmse_reason": "no image was scored"}),
     ],
 )
@@ -56,6 +65,8 @@ def test_the_record_holds_what_json_can_say(values: list[float], record: dict[st
     assert found.keys() == record.keys()
     assert [found[key] for key in record] == [pytest.approx(value) for value in record.values()]
     json.dumps(record, allow_nan=False)
+    mean = statistics.mean(values) if values else math.nan
+    assert recorded_mean(found, "rmse") == (None if math.isnan(mean) else pytest.approx(mean))
 
 
 def test_single_images_have_the_interval_of_a_plain_mean() -> None:

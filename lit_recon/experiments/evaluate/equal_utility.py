@@ -50,7 +50,7 @@ class Protection:
 
     Attributes:
         value: the metric, larger for worse reconstructions.
-        interval: 90 % of the draws; None where batches are too few to know.
+        interval: 90 % of the draws; None where batches are too few to know, or the metric is infinite.
         strengths: the one that protects best within the limit, or the two that it is between.
         ends: the largest strength of the grid costs less than the limit, and a larger one may protect better.
         best: share of the draws in which this defense protects best of all.
@@ -117,10 +117,13 @@ def compare(defenses: Mapping[str, Sequence[Strength]], limit: float, seed: int 
     found = {}
     for name, points in known.items():
         (value,), (place,) = means[name]
-        low, high = np.quantile(drawn[name], [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+        interval = None
+        if draws.has_spread and np.isfinite(drawn[name]).all():
+            low, high = np.quantile(drawn[name], [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+            interval = float(low), float(high)
         found[name] = Protection(
             float(value),
-            (float(low), float(high)) if draws.has_spread else None,
+            interval,
             tuple(dict.fromkeys(points[end(place)].value for end in (math.floor, math.ceil))),
             bool(place == len(points) - 1),
             float(shares[name]),
@@ -158,7 +161,10 @@ class _Draws:
 
     def _noise(self, values: Sequence[float]) -> Array | float:
         own = np.asarray(values, dtype=np.float64)
-        return self._factors[len(own)] @ (own - own.mean()) if len(own) > 1 else 0.0
+        if len(own) < 2 or not np.isfinite(own).all():  # an infinite mean is infinite in every draw
+            return 0.0
+        noise: Array = self._factors[len(own)] @ (own - own.mean())
+        return noise
 
     def _of_batches(self, count: int) -> Array:
         normal = self._generator.standard_normal((_DRAWS, count)) / math.sqrt(count * (count - 1))
@@ -184,9 +190,17 @@ class _Line:
             step = self.losses[after] - self.losses[before]
             crosses = inside[before] != inside[after]
             share = np.where(crosses, (limit - self.losses[before]) / np.where(crosses, step, 1.0), 1.0)
-            value = self.scores[before] + share * (self.scores[after] - self.scores[before])
+            value = _between(self.scores[before], self.scores[after], share)
             better = (crosses | inside[after]) & (value > best)
             best, place = np.where(better, value, best), np.where(better, before + share, place)
             ended = inside[after] & (self.scores[after] > best)
             best, place = np.where(ended, self.scores[after], best), np.where(ended, float(after), place)
         return best, place
+
+
+def _between(start: Array, end: Array, share: Array) -> Array:
+    """The place at a share of the way between two points; from an infinite start on all but the end is infinite."""
+    with np.errstate(invalid="ignore"):  # a difference of infinities
+        place = start + share * (end - start)
+    place = np.where(np.isfinite(start), place, start)
+    return np.where(share <= 0, start, np.where(share >= 1, end, place))

@@ -70,10 +70,14 @@ class Level:
 
     @property
     def baseline(self) -> float | None:
-        """Mean metric of the nearest public image over the same images; None for metrics without this baseline."""
+        """Mean metric of the nearest public image over the same images; None for metrics without this baseline.
+
+        None also where it is infinite: a single target image that is public decides nothing about the others.
+        """
         if self.strongest is None or self.metric.baseline is None:
             return None
-        return self.strongest.number(self.metric.baseline)
+        value = self.strongest.number(self.metric.baseline)
+        return value if value is not None and math.isfinite(value) else None
 
     @property
     def stops(self) -> bool | None:
@@ -170,6 +174,8 @@ def _verdict(name: str, points: Sequence[Level]) -> str:
 
 def _value(level: Level) -> str:
     value, error = level.metric.format(level.value), level.standard_error
+    if level.value is not None and math.isinf(level.value):
+        return f"{value} (infinite for at least one image)"
     if error is not None:
         return f"{value} ± {level.metric.format(error)}"
     alone = level.strongest is not None and level.strongest.has_one_batch

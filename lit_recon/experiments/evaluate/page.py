@@ -134,6 +134,8 @@ def _prices(evaluation: Evaluation, compared: Sequence[DefenseComparison]) -> Pa
         f"Networks behind {evaluation.defenses[name]} are trained with {how}; the price includes what that alone costs."
         for name, how in evaluation.own_trainings.items()
     ]
+    values = [level.value for size in evaluation.batch_sizes for level in levels(evaluation, size)]
+    endless = " Levels whose metric is infinite have no point." * (math.inf in map(abs, filter(None, values)))
     description = f"Accuracy lost against {measure.name} of the strongest attack, one plot per batch size{servers}"
     return Panel(
         "Price and protection",
@@ -141,7 +143,7 @@ def _prices(evaluation: Evaluation, compared: Sequence[DefenseComparison]) -> Pa
         f"{'Lower' if measure.better == '↑' else 'Higher'} points protect better, points on the left cost less; no "
         "other point is better in both respects than those on the dashed Pareto front. Bars are standard errors of the "
         "mean, with batches as clusters, and of trainings with several seeds; none where a single batch or training "
-        "leaves them unknown.",
+        f"leaves them unknown.{endless}",
         [Picture(scatter(evaluation, "svg"), description, "scatter.svg")],
         parts=equal_utility(evaluation, compared),
         note="\n".join(own),
@@ -208,7 +210,11 @@ def scatter(evaluation: Evaluation, kind: str) -> bytes:
 
 
 def _price_plot(evaluation: Evaluation, size: int, side: Side) -> Plot:
-    points = [level for level in levels(evaluation, size, side.barred) if None not in (level.price, level.value)]
+    points = [
+        level
+        for level in levels(evaluation, size, side.barred)
+        if level.price is not None and level.value is not None and math.isfinite(level.value)
+    ]
     series = []
     for index, (name, title) in enumerate({"": "no defense", **evaluation.defenses}.items()):
         own = [level for level in points if (level.defense == name if name else level.strength is None)]
@@ -301,7 +307,9 @@ def _record(evaluation: Evaluation) -> dict[str, Scalar]:
                 if record[f"{fact}.{name}"] is None and (why := cell.metrics.get(f"{fact}_reason")):
                     record[f"{fact}.{name}_reason"] = why
         elif cell.kind == "attack":
-            record[f"{key}.{name}"] = cell.number(key)
+            value = record[f"{key}.{name}"] = cell.number(key)
+            if value is not None and math.isinf(value):  # JSON has no such number
+                record |= {f"{key}.{name}": None, f"{key}.{name}_reason": cell.metrics[f"{key}_reason"]}
             if cell.bound:
                 record[f"bound_rmse.{name}"] = cell.bound.get("rmse")
             if cell.bound_reason:

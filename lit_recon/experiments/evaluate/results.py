@@ -11,7 +11,7 @@ from typing import Any
 from lit_recon.errors import CorruptFileError, MissingDataError
 from lit_recon.experiments.evaluate.comparison import Side, sides_of
 from lit_recon.measures import MEASURES, Measure
-from lit_recon.metrics.aggregate import recorded_error
+from lit_recon.metrics.aggregate import recorded_error, recorded_mean
 from lit_recon.reporting.provenance import read_settings
 from lit_recon.reporting.record import read_json, read_measures, read_metrics, read_victims
 from lit_recon.reporting.run_folder import RunFolder
@@ -81,9 +81,8 @@ class CellResult:
         return self.bound.get("reason") if missing is None else f"not computed: {missing}"
 
     def number(self, key: str) -> float | None:
-        """A metric; None where there is none."""
-        value = self.metrics.get(key)
-        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+        """A metric, infinite where it is so for some image, as PSNR of an exact one; None where there is none."""
+        return recorded_mean(self.metrics, key)
 
     def error(self, key: str) -> float | None:
         """Standard error of a mean metric, with batches as clusters; None where it is not known."""

@@ -24,6 +24,10 @@ class ConfigError(LitReconError):
     """A setting is out of its range, or two settings contradict each other."""
 
 
+class TimeLimitError(ConfigError):
+    """A computation would take longer than its settings allow; with a larger limit it may succeed."""
+
+
 class CorruptFileError(LitReconError):
     """A file exists but is truncated, malformed, or not what its name promises."""
 

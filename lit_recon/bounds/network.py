@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_map
 from lit_recon.bounds.fisher import Jacobian
 from lit_recon.bounds.layers import WeightLayer, hooked, is_plain, weighted
 from lit_recon.bounds.piecewise import PiecewiseLinear
-from lit_recon.errors import ConfigError
+from lit_recon.errors import ConfigError, TimeLimitError
 from lit_recon.records import Batch, Loss, Update, Weights
 
 #: Called with the share of the work that is done, in (0, 1], and the expected number of seconds for all of it.
@@ -59,7 +59,7 @@ class _Products(Jacobian):
         return self.back({name: value[None] for name, value in vector.items()}).reshape(-1)
 
     def gram(self, weights: Update | float = 1.0) -> Tensor:
-        """`J^T diag(w) J`, `(q, q)` in double precision; a `ConfigError` if it would take longer than `limit`."""
+        """`J^T diag(w) J`, `(q, q)` in double precision; a `TimeLimitError` if it would take longer than `limit`."""
         q = self.n_inputs
         result = torch.zeros(q, q, dtype=torch.float64, device=self.inputs.device)
         clock = _Clock(q, self.limit, self._progress)
@@ -89,7 +89,7 @@ class _Clock:
         if self._progress is not None:
             self._progress(share, seconds)
         if seconds > self._limit:
-            raise ConfigError(
+            raise TimeLimitError(
                 f"the information about {self._q:,} pixels would take about {seconds / 60:.3g} minutes, more than the "
                 f"limit of {self._limit / 60:.3g}: raise the limit, or take fewer images, smaller ones or a smaller "
                 "network"

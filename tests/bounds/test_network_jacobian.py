@@ -21,7 +21,7 @@ from lit_recon.bounds import (
 from lit_recon.bounds.fisher import DenseJacobian
 from lit_recon.clients.gradient import GradientOperator, pure_copy
 from lit_recon.defenses import DPSGD, Defense, GradientClipping, GradientDropout, GradientPruning, Round
-from lit_recon.errors import ConfigError
+from lit_recon.errors import ConfigError, TimeLimitError
 from lit_recon.records import Batch, BatchNormMode, Loss, Update, Weights
 
 LABELS = torch.tensor([0, 2])
@@ -220,7 +220,7 @@ def test_work_is_announced_and_refused() -> None:
     assert shares == sorted(shares)
     assert shares[-1] == 1
     for given in (1.0, random_weights(dict(weights.parameters))):
-        with pytest.raises(ConfigError, match=r"128 pixels would take about .* minutes"):
+        with pytest.raises(TimeLimitError, match=r"128 pixels would take about .* minutes"):
             NetworkJacobian(pure_copy(model, "eval"), weights, batch, limit=1e-9).gram(given)
     with pytest.raises(ConfigError, match="1 column"):
         ProductJacobian(lambda x: {"w": x}, torch.ones(2), chunk=0)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from lit_recon.bounds.fisher import check_size
 from lit_recon.reporting.run_folder import RunFolder
 from tests.journeys.evaluations import Run, attack_file, figures, write_grid, written
 
@@ -233,3 +235,38 @@ def test_a_defense_whose_training_is_impossible_is_attacked_without_a_price(work
     assert private["accuracy"] == ""
     assert (folder / "utility.csv").read_text().count("\n") == 2  # the header and one training
     assert (folder / "batches.csv").read_text().count("\n") == 1 + 2 * 2
+
+
+def test_a_finished_grid_goes_on_where_its_bounds_may_be_others(
+    workplace: Path, attack: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In more minutes, or for other clients; its cells are not run again."""
+    monkeypatch.setattr("lit_recon.experiments.evaluate.run.check_size", partial(check_size, largest=10))
+    few = {"attack": {"init_args": {"steps": 3, "restarts": 1}}}
+    noise = {"defense": {"class_path": "GaussianNoise"}}
+    content = {
+        "backbone": {"trunk": {"class_path": "MLP", "init_args": {"hidden": [4]}}, "epochs": 0},
+        "victims": {"n": 2},
+        "attacks": {"geiping2020": {"config": attack_file("demo_digits"), "settings": few}},
+        "defenses": {"noise": {"strength": "defense.init_args.std", "values": [0.1], "settings": noise}},
+        "utility": None,
+        "trainer": {"threads": 1},
+        "lpips": {"network": "none"},
+    }
+    config, folder = written(workplace, "bounded", content)
+
+    def bounded(clients: int, minutes: float) -> tuple[int, str]:
+        settings = ("--bound.clients", clients, "--bound.minutes", minutes)
+        ended = attack("evaluate", "--config", config, "--out", folder, *settings)
+        return ended.code, figures(folder)[1]["bound_rmse"] or figures(folder)[1]["bound_reason"]
+
+    code, reason = bounded(1, 1e-9)
+    assert code == 0
+    assert reason.startswith("not computed: the information about 64 pixels would take about")
+    cells = {path: path.stat().st_mtime_ns for path in folder.glob("cells/*/metrics.json")}
+    assert bounded(1, 1e-9) == (2, reason)
+    codes, bounds = zip(*(bounded(clients, 60) for clients in (1, 2, 2)), strict=True)
+    assert codes == (0, 0, 2)
+    assert 0 < float(bounds[0]) != float(bounds[1]) == float(bounds[2]) > 0
+    assert cells == {path: path.stat().st_mtime_ns for path in folder.glob("cells/*/metrics.json")}
+    assert len(cells) == 2

@@ -57,15 +57,23 @@ class StudyRunner:
     def __init__(self, pieces: Iterable[Piece], path: Path) -> None:
         self.pieces, self.folder = list(pieces), RunFolder(path)
 
-    def open(self, config: str, overwrite: bool, grows: Sequence[str], set_aside: dict[str, str] | None = None) -> None:
+    def open(
+        self,
+        config: str,
+        overwrite: bool,
+        grows: Sequence[str],
+        set_aside: dict[str, str] | None = None,
+        reopen: bool = False,
+    ) -> None:
         """Create or reopen the study's folder; arguments and errors as for `RunFolder.open`.
 
         The settings `grows` may change between two calls on one folder: finished pieces are kept, new ones are run.
-        `set_aside` holds by folder of a piece why it is not applicable.
+        `set_aside` holds by folder of a piece why it is not applicable. With `reopen` a study goes on although all of
+        its pieces are finished.
         """
         aside = set_aside or {}
         unfinished = not all(self.is_settled(piece) or piece.folder in aside for piece in self.pieces)
-        RunFolder.open(self.folder.path, config, overwrite, (*SAME_RUN, *WHERE, *grows), reopen=unfinished)
+        RunFolder.open(self.folder.path, config, overwrite, (*SAME_RUN, *WHERE, *grows), reopen=reopen or unfinished)
         for folder, reason in aside.items():
             self._note(folder, PieceOutcome(reason=reason, applicable=False))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -18,7 +19,7 @@ from lit_recon.clients import Client
 from lit_recon.clients.aggregate import one_client
 from lit_recon.defenses import Batch, BatchGradient, Defense, defended_gradient, simulated_gradient
 from lit_recon.defenses.averaged import seen_in_mean
-from lit_recon.errors import ConfigError, LitReconError, MissingDataError
+from lit_recon.errors import ConfigError, LitReconError, MissingDataError, TimeLimitError
 from lit_recon.experiments.call import Call
 from lit_recon.experiments.configuration import allow_class_path, settings_parser
 from lit_recon.experiments.engine.cluster import ClusterSettings
@@ -54,13 +55,12 @@ def write_bounds(cells: Sequence[GridCell], folder: RunFolder, large: BoundSetti
     """Add the bounds of the finished cells that have none yet; `large`: how, where a Jacobian is too large to store.
 
     One Jacobian serves all cells that differ in nothing but the noise, and all attacks on the same model. A bound that
-    could not be computed, for lack of memory or by an unexpected error of PyTorch's, is tried again by the next call.
+    could not be computed, for lack of time or memory or by an unexpected error of PyTorch's, is tried again by the next
+    call, and so is one of other clients than `large` asks for.
     """
-    path = folder.bounds
-    known: dict[str, dict[str, Scalar]] = (
-        read_json(path, "delete it, and the bounds are computed again") if path.is_file() else {}
-    )
-    known = {name: bound for name, bound in known.items() if "not_computed" not in bound}
+    large = large or BoundSettings()
+    stored, asked = _stored_bounds(folder), {cell.folder for cell in cells}
+    known = {name: bound for name, bound in stored.items() if name not in asked or not _is_outdated(bound, large)}
     # what the cells share, by everything that it depends on
     shared: dict[str, Any] = {}
     for cell in cells:
@@ -68,12 +68,36 @@ def write_bounds(cells: Sequence[GridCell], folder: RunFolder, large: BoundSetti
         if cell.kind == "attack" and done and cell.folder not in known:
             settings = AttackSettings(**cell.built(folder.path))
             try:
-                known[cell.folder] = _bound(cell, settings, shared, large or BoundSettings())
+                known[cell.folder] = _bound(cell, settings, shared, large)
+                if "clients" in known[cell.folder]:
+                    known[cell.folder]["settings"] = asdict(large)
+            except TimeLimitError as error:
+                known[cell.folder] = {"not_computed": _line(error), "settings": asdict(large)}
             except (LitReconError, NotImplementedError) as error:  # PyTorch's: an operation has no third derivative
                 known[cell.folder] = {"reason": _line(error)}
             except (MemoryError, RuntimeError) as error:  # on GPUs and CPUs PyTorch reports a lack of memory by either
-                known[cell.folder] = {"not_computed": _line(error)}
-    write_text(path, json.dumps(known, indent=2))
+                known[cell.folder] = {"not_computed": _line(error), "settings": asdict(large)}
+    write_text(folder.bounds, json.dumps(known, indent=2))
+
+
+def _stored_bounds(folder: RunFolder) -> dict[str, dict[str, Any]]:
+    """The bounds of cells by folder; those that depend on `BoundSettings` hold them under `settings`."""
+    path = folder.bounds
+    return read_json(path, "delete it, and the bounds are computed again") if path.is_file() else {}
+
+
+def _is_outdated(bound: Mapping[str, Any], large: BoundSettings) -> bool:
+    """Whether a stored bound is missing, or is of other clients than these settings ask for, if they ask for any."""
+    stated = bound.get("settings", bound)  # files of earlier releases hold the number of clients alone
+    other = large.clients and "clients" in bound and stated["clients"] != large.clients
+    return "not_computed" in bound or bool(other)
+
+
+def has_other_bounds(cells: Sequence[GridCell], folder: RunFolder, large: BoundSettings) -> bool:
+    """Whether these settings may find bounds that a finished grid lacks, such as in more minutes, or other ones."""
+    stored = _stored_bounds(folder)
+    outdated = [stored[cell.folder] for cell in cells if _is_outdated(stored.get(cell.folder, {}), large)]
+    return any(bound.get("settings") != asdict(large) for bound in outdated)
 
 
 def _line(error: Exception) -> str:
@@ -199,11 +223,13 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     _refuse_unavailable(settings)
     study = StudyRunner([cell.piece(path, metric.key) for cell in part], path)
     grows = ("attacks", "defenses", "only", "batch_sizes", "aware", *_OF_PAGE)
-    study.open(call.config, settings.overwrite, grows, inapplicable)
+    bounded = not metric.of_features
+    reopen = bounded and not settings.overwrite and has_other_bounds(part, study.folder, settings.bound)
+    study.open(call.config, settings.overwrite, grows, inapplicable, reopen)
     write_text(study.folder.grid, json.dumps(_description(settings, cells, own), indent=2))
     print(f"grid        {study.progress()}")
     cluster.run(study, settings.trainer)
-    if not metric.of_features:
+    if bounded:
         write_bounds(part, study.folder, settings.bound)
     evaluation = Evaluation.read(study.folder)
     compared, galleries = comparisons(evaluation), gallery_panels(evaluation)

@@ -6,6 +6,7 @@ import csv
 import json
 import math
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +20,7 @@ from lit_recon.attacks.updates import GradientMatching
 from lit_recon.bounds import GaussianPrior, NetworkJacobian
 from lit_recon.bounds.fisher import check_size
 from lit_recon.defenses import DPSGD, Defense, GaussianNoise
-from lit_recon.errors import ConfigError
+from lit_recon.errors import ConfigError, TimeLimitError
 from lit_recon.experiments.evaluate import run
 from lit_recon.experiments.evaluate import run as command
 from lit_recon.experiments.evaluate.grid import GridCell
@@ -155,7 +156,8 @@ def test_a_bound_that_lacked_memory_is_not_computed_and_tried_again(
     monkeypatch.setattr(command, "_bound", failing)
     command.write_bounds([cell], bounded)
     said = " ".join(str(error).split()) or "MemoryError"
-    assert json.loads(bounded.bounds.read_text()) == {cell.folder: {"not_computed": said}}
+    expected = {"not_computed": said, "settings": asdict(BoundSettings())}
+    assert json.loads(bounded.bounds.read_text()) == {cell.folder: expected}
     (panel,) = bound_panels(Evaluation.read(bounded))
     assert (panel.rows, panel.note) == ([], f"Not computed for noise 0.1: {said}.")
     build_evaluation(bounded.path)
@@ -183,6 +185,56 @@ def test_a_reason_why_there_is_no_bound_is_final(
         command.write_bounds([cell], bounded)
     assert asked == [cell]
     assert json.loads(bounded.bounds.read_text()) == {cell.folder: {"reason": str(error)}}
+
+
+def test_a_bound_that_took_too_long_is_computed_in_more_minutes(
+    cell: GridCell, bounded: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(*arguments: Any) -> Any:
+        if arguments[-1].minutes < 20:
+            raise TimeLimitError("it would take about 15 minutes")
+        return {"rmse": 0.2, "unbiased_rmse": 0.3, "clients": 2}
+
+    monkeypatch.setattr(command, "_bound", slow)
+    few, more = (BoundSettings(clients=2, minutes=minutes) for minutes in (10, 20))
+    command.write_bounds([cell], bounded, few)
+    assert bound_panels(Evaluation.read(bounded))[0].note == (
+        "Not computed for noise 0.1: it would take about 15 minutes."
+    )
+    assert [command.has_other_bounds([cell], bounded, settings) for settings in (few, more)] == [False, True]
+    command.write_bounds([cell], bounded, more)
+    (found,) = json.loads(bounded.bounds.read_text()).values()
+    assert found == {"rmse": 0.2, "unbiased_rmse": 0.3, "clients": 2, "settings": asdict(more)}
+    assert not command.has_other_bounds([cell], bounded, few)  # the limit changes no bound that is known
+
+
+def test_bounds_of_other_clients_are_computed_anew(
+    cell: GridCell, bounded: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def counted(*arguments: Any) -> Any:
+        asked.append(arguments[-1].clients)
+        return {"rmse": 0.2, "unbiased_rmse": 0.3, "clients": min(3, asked[-1])}
+
+    monkeypatch.setattr(command, "_bound", counted)
+    for clients in (1, 1, 8, 8, 0, 2):  # a grid with three clients
+        large = BoundSettings(clients=clients)
+        before = len(asked)
+        other = command.has_other_bounds([cell], bounded, large)
+        command.write_bounds([cell], bounded, large)
+        assert other == (len(asked) > before > 0)
+    assert asked == [1, 8, 2]
+    elsewhere = replace(cell, folder="cells/other")
+    command.write_bounds([elsewhere], bounded, BoundSettings(clients=5))  # another part of the grid
+    (kept,) = json.loads(bounded.bounds.read_text()).values()
+    assert kept["clients"] == 2
+
+
+def test_bounds_of_earlier_releases_are_those_of_the_clients_that_they_name(cell: GridCell, bounded: RunFolder) -> None:
+    bounded.bounds.write_text(json.dumps({cell.folder: {"rmse": 0.2, "unbiased_rmse": 0.3, "clients": 2}}))
+    found = [command.has_other_bounds([cell], bounded, BoundSettings(clients=clients)) for clients in (0, 1, 2)]
+    assert found == [False, True, False]
 
 
 @pytest.fixture

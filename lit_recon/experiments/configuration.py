@@ -19,6 +19,14 @@ if TYPE_CHECKING:
 
 _Schema = TypeVar("_Schema", bound="DataclassInstance")
 
+# jsonargparse makes objects of the values of a `dict[str, Any]` that name a class which can be imported, with all its
+# arguments; those of a `dict` stay as they are in the file.
+if TYPE_CHECKING:
+    #: Settings of another command, as they are.
+    PlainSettings = dict[str, Any]
+else:
+    PlainSettings = dict
+
 #: Settings in which an interrupted run and the one that goes on may differ: they change how it runs or is scored.
 SAME_RUN = (
     *IGNORED_SETTINGS,

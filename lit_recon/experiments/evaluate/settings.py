@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from lit_recon.errors import ConfigError
 from lit_recon.experiments.call import check_range
+from lit_recon.experiments.configuration import PlainSettings
 from lit_recon.experiments.evaluate.results import NO_DEFENSE, LeakageMetric
 from lit_recon.experiments.settings import BoundSettings, UpdateSettings
 from lit_recon.metrics import metrics_of
@@ -28,11 +29,11 @@ class DefenseFamily:
             DP-SGD can be trained with; the price of the defense then includes what they cost.
     """
 
-    settings: dict[str, Any]
+    settings: PlainSettings
     strength: str
     values: list[float]
     title: str = ""
-    utility: dict[str, Any] = field(default_factory=dict)
+    utility: PlainSettings = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.values:
@@ -57,7 +58,7 @@ class GridAttack:
     """
 
     config: Path
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: PlainSettings = field(default_factory=dict)
     title: str = ""
     generator: Path | None = None
 
@@ -119,7 +120,7 @@ class EvaluateSettings(UpdateSettings):
     attacks: dict[str, GridAttack]
     defenses: dict[str, DefenseFamily]
     only: list[str] = field(default_factory=list)
-    utility: dict[str, Any] | None = field(default_factory=dict)
+    utility: PlainSettings | None = field(default_factory=dict)
     utility_seeds: int = 1
     max_accuracy_drops: list[float] = field(default_factory=lambda: [0.01, 0.02, 0.05, 0.1])
     without: list[str] = field(default_factory=list)

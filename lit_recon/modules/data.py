@@ -17,7 +17,7 @@ from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor
 
 from lit_recon.data.batches import AugmentedBatches, EvaluationBatches, TrainingBatches, VictimBatches
-from lit_recon.data.dataset import ImageSet, measure_normalization, seeded_generator
+from lit_recon.data.dataset import ImageSet, fingerprints, measure_normalization, seeded_generator
 from lit_recon.data.sources import ImageSource
 from lit_recon.data.splits import Pool, content_hash, in_pool, sample_victims, victim_batches
 from lit_recon.errors import ConfigError
@@ -171,7 +171,7 @@ class VictimDataModule(SourceDataModule):
 
     @cached_property
     def public(self) -> ImageSet:
-        """Public images; none of them is a victim."""
+        """Public images: of the other split, in which copies of victims may be, see `public_victims`."""
         return self._public("n_public", self.n_public, self.seed)
 
     @cached_property
@@ -186,6 +186,12 @@ class VictimDataModule(SourceDataModule):
             )
         victims = pool[sample_victims(labels[pool], self.n_victims, self.seed)]
         return victim_batches(labels, victims, self.batch_size, self.distinct_labels, self.seed)
+
+    @cached_property
+    def public_victims(self) -> Tensor:
+        """Indices into the test split of those victims that are public, too: the public split holds equal images."""
+        ids = torch.cat(self.batches)
+        return ids[torch.isin(fingerprints(self.test.subset(ids)), fingerprints(self.splits[0]))]
 
     @property
     def n_left_over(self) -> int:

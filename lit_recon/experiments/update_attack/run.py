@@ -38,6 +38,19 @@ def refuse_known_victims(attack: Attack, victims: VictimDataModule) -> None:
             )
 
 
+def copies_notes(victims: VictimDataModule) -> list[str]:
+    """A note for the record where target images are public, too; data sets have such copies, so no error."""
+    if not len(copies := victims.public_victims):
+        return []
+    n, equal = sum(map(len, victims.batches)), "equals a public image" if len(copies) == 1 else "equal public images"
+    note = (
+        f"{len(copies)} of {n} target images (image {int(copies[0])} of {victims.test.name} is one) {equal} of "
+        f"{victims.splits[0].name}: the nearest public image may be exact there, and the victim model and attacks that "
+        "use public images may know it. Choose other victims by victims.seed, or take the copies out of the data."
+    )
+    return [note]
+
+
 #: Public images that a malicious server measures.
 _PUBLIC_FOR_SERVER = 4096
 
@@ -87,7 +100,8 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
         scored = all_scored(module, victims, folder)
         device = trainer.strategy.root_device
         bounds, bound_facts, bound_notes = _bounds(settings, module.model, victims, folder, device)
-        facts = run_facts(scored, str(device), [*target.notes, *module.notes, *bound_notes]) | bound_facts
+        notes = [*target.notes, *copies_notes(victims), *module.notes, *bound_notes]
+        facts = run_facts(scored, str(device), notes) | bound_facts
         facts |= {"seed": settings.seed, "pool": settings.victims.pool}
         record = {**module.metrics, **facts, **target.facts(checkpoint)}
         record |= {"execution": module.execution, "together": module.together, "processes": trainer.world_size}
@@ -164,5 +178,5 @@ def _announce(target: VictimModel, victims: VictimDataModule, folder: RunFolder)
     print(f"victims     {len(victims.batches)} clients with {' or '.join(map(str, sizes))} image(s) each")
     if victims.n_left_over:
         print(f"            {victims.n_left_over} of {victims.n_victims} images fit into no further batch")
-    print("\n".join(target.announcement()))
+    print("\n".join([*target.announcement(), *(f"note        {note}" for note in copies_notes(victims))]))
     print(f"run folder  {folder.path}", flush=True)

@@ -264,7 +264,7 @@ def exchanged(n: int, parts: int, loss: Callable[[Tensor], float], most: int, ge
         other = order.clone()
         other[[i, j]] = order[[j, i]]
         lower = loss(other)
-        if lower < (1 - _LESS) * least:
+        if lower < least - _LESS * abs(least):
             order, least = other, lower
     return order
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from lit_recon.attacks.base import Attack
 from lit_recon.clients import ClientSettings, LocalTraining
@@ -14,7 +14,6 @@ from lit_recon.data.splits import Pool
 from lit_recon.defenses import Defense
 from lit_recon.errors import ConfigError
 from lit_recon.experiments.call import PaperRunSettings, RunSettings, check_range
-from lit_recon.experiments.configuration import PlainSettings
 from lit_recon.metrics import DEFAULT_METRICS, Metric
 from lit_recon.models import Imprint, Trunk, WideFeatureLayer
 from lit_recon.modules.private import PrivacySettings
@@ -36,7 +35,7 @@ class ModelSettings:
     """
 
     class_path: str | None = None
-    init_args: PlainSettings = field(default_factory=dict)
+    init_args: dict[str, Any] = field(default_factory=dict)
     weights: Path | None = None
     image_shape: tuple[int, int, int] | None = None
     normalization: Normalization | None = None

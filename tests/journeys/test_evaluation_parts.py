@@ -253,7 +253,7 @@ def test_a_finished_grid_goes_on_where_its_bounds_may_be_others(
         "trainer": {"threads": 1},
         "lpips": {"network": "none"},
     }
-    config, folder = written(workplace, "bounded", content)
+    config, folder = written(workplace, "bounded_grid", content)
 
     def bounded(clients: int, minutes: float) -> tuple[int, str]:
         settings = ("--bound.clients", clients, "--bound.minutes", minutes)

@@ -14,7 +14,6 @@ from lit_recon.experiments.configuration import instantiated, resolved, settings
 from lit_recon.experiments.evaluate.grid import GridCell, build_cells
 from lit_recon.experiments.evaluate.run import parser
 from lit_recon.experiments.evaluate.settings import EvaluateSettings
-from lit_recon.experiments.settings import ModelSettings
 from lit_recon.records import Update
 
 
@@ -70,9 +69,3 @@ def test_settings_that_name_a_class_are_plain_mappings(tmp_path: Path) -> None:
     found = cells(tmp_path, "defense.init_args.levels", f"{__name__}.Quantize")
     for cell in found:
         assert yaml.safe_load(yaml.safe_dump(cell.settings)) == cell.settings
-    model = {"class_path": "own.Net", "init_args": {"encoder": {"class_path": "lit_recon.models.ConvNet"}}}
-    command = parser("attack.py evaluate")
-    values = command.parse_object({"model": model, "attacks": {}, "defenses": {}})
-    built = command.instantiate(values).model
-    assert isinstance(built, ModelSettings)
-    assert type(built.init_args["encoder"]) is dict

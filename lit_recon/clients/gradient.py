@@ -97,11 +97,16 @@ def recording(norms: Mapping[str, Any]) -> Iterator[None]:
             norm.recording, norm.recorded = False, None
 
 
+def _of_batch(layer: Any) -> bool:
+    """Whether a BatchNorm layer of a `pure_copy` uses the statistics of the batch."""
+    if isinstance(layer, PureBatchNorm):
+        return layer.mode == "train"
+    return bool(layer.training) or layer.running_mean is None
+
+
 def _record(name: str, layer: Any, given: tuple[Tensor, ...]) -> None:
     """Mean and biased variance per channel of a layer's input `(n, f, ...)`."""
-    own = isinstance(layer, PureBatchNorm)
-    of_batch = layer.mode == "train" if own else layer.training or layer.running_mean is None
-    if of_batch and given[0].numel() == given[0].shape[1]:
+    if _of_batch(layer) and given[0].numel() == given[0].shape[1]:
         raise UnsupportedModelError(
             f"BatchNorm layer {name!r} needs more than one value per channel for the statistics of a batch; got "
             f"{tuple(given[0].shape)}: take larger batches, or a backbone with GroupNorm (norm: group); a client may "
@@ -180,8 +185,7 @@ class GradientOperator:
     @property
     def additive(self) -> bool:
         """See `ForwardOperator`; not with statistics of the batch."""
-        of_batch = (getattr(norm, "mode", "train" if norm.training else "eval") for norm in self._norms.values())
-        return "train" not in of_batch
+        return not any(map(_of_batch, self._norms.values()))
 
     def loss(self, weights: Weights, batch: Batch) -> Tensor:
         """Mean loss of the batch."""

@@ -177,7 +177,7 @@ class GradientMatching(FurtherStarts):
                         problem.kept = (kept[order].view(-1, 1, 1, 1), images)
                 start = self.parametrization.of(images, problem.restart.observation)
                 problem.variables["pixels"].data.copy_(start["pixels"])
-                if parts_of(problem.restart.observation) > 1 and not self.labels.optimised:
+                if self._grouped(problem.restart.observation):
                     problem.labels = one.labels.to(problem.labels)
         return run
 
@@ -261,37 +261,45 @@ class GradientMatching(FurtherStarts):
         """Iterations between attempts to group the images otherwise."""
         return max(1, self.steps // _GROUPINGS)
 
+    def _grouped(self, seen: Observation) -> bool:
+        """Whether the update depends on which images were in a mini-batch, or with a client."""
+        return parts_of(seen) > 1 and not self.labels.optimised
+
     def _seeks_groups(self, seen: Observation) -> bool:
-        """Whether it is not known which images were in a mini-batch, or with a client, and the update depends on it."""
-        return parts_of(seen) > 1 and not (self.labels.optimised or self.labels.ordered)
+        """Whether it does, and labels do not tell."""
+        return self._grouped(seen) and not self.labels.ordered
 
     def _regroup(self, state: MatchingState, progress: float) -> None:
         """Exchange candidates between mini-batches or clients where that lowers the loss."""
         for i in state.going:
-            problem, penalty = state.problems[i], state.problems[i].feature_penalty
+            problem = state.problems[i]
             seen = problem.restart.observation
-            if not self._seeks_groups(seen) or problem.kept is not None or problem.within is not None:
+            stays = problem.kept is not None or problem.within is not None
+            # statistics of all images together do not tell groups
+            compared = self.objective.matches or problem.feature_penalty is not None
+            if stays or not compared or not self._seeks_groups(seen):
                 continue
             images = problem.images(self.parametrization).detach()
-
-            def loss(order: Tensor, i: int = i, images: Tensor = images) -> float:
-                labels = state.problems[i].labels[order]
-                if self.objective.matches:
-                    return state.matching.value(images[order], labels, i)
-                penalty = state.problems[i].feature_penalty
-                assert penalty is not None
-                with torch.no_grad():
-                    targets = penalty.targets(images[order], labels)
-                    return float(penalty.penalty(images[order], targets, progress))
-
-            if not self.objective.matches and penalty is None:  # statistics of all images together
-                continue
+            loss = partial(self._loss_in_order, state, i, images, progress)
             generator = torch.Generator().manual_seed(problem.restart.seed + state.step)
             order = exchanged(seen.n_examples, parts_of(seen), loss, max(_EXCHANGES, self._interval), generator)
             if not torch.equal(order, torch.arange(seen.n_examples)):
                 problem.exchange(order.to(images.device))
                 if self.solver.line_search:  # its history is of another function
                     problem.move(problem.variables)
+
+    def _loss_in_order(
+        self, state: MatchingState, number: int, images: Tensor, progress: float, order: Tensor
+    ) -> float:
+        """The data term of a problem's candidates in another order, or their penalty where no updates are matched."""
+        problem = state.problems[number]
+        labels, penalty = problem.labels[order], problem.feature_penalty
+        if self.objective.matches:
+            return state.matching.value(images[order], labels, number)
+        assert penalty is not None
+        with torch.no_grad():
+            targets = penalty.targets(images[order], labels)
+            return float(penalty.penalty(images[order], targets, progress))
 
     def _step_together(self, state: MatchingState, progress: float) -> None:
         """Quasi-Newton steps of searches for single images, evaluated together for each victim."""
@@ -326,9 +334,10 @@ class GradientMatching(FurtherStarts):
             if penalty is not None:
                 images = penalty.settled(images)
                 labels, features = penalty.labels(images, labels), penalty.features
-            if not self.labels.optimised:
-                seen, partial_ = own[0].restart.observation, penalty is not None and penalty.partial
-                order = regrouped(seen, images, labels, partial_, self.seed).to(images.device)
+            seen = own[0].restart.observation
+            if self._grouped(seen):
+                hidden = penalty is not None and penalty.partial
+                order = regrouped(seen, images, labels, hidden, self.seed).to(images.device)
                 images, labels = images[order], labels[order]
             if penalty is not None:
                 certified, final, more = penalty.certificate(images, labels)

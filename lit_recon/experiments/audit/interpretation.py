@@ -68,6 +68,7 @@ class Interpretation:
         known: the circumstances, completed.
         statistics: of the client's batch at every BatchNorm layer, where its buffers tell them.
         simulated: what the attacker simulates of a defense: entries that are zero are unknown.
+        scattered: among them are entries in scattered places, not only tensors that were not sent.
         findings: what was checked, for the report.
         scaled: the scale of `update` follows from what was given; otherwise it is estimated or unknown.
     """
@@ -77,6 +78,7 @@ class Interpretation:
     known: Circumstances
     statistics: BatchStatistics | None
     simulated: Defense | None
+    scattered: bool
     findings: tuple[Finding, ...]
     scaled: bool = True
 
@@ -161,9 +163,9 @@ def interpret(
         update = {name: value / (known.lr * path) for name, value in update.items()}
     if known.weight_decay:
         update = _without_decay(update, parameters, known.weight_decay)
-    simulated = _hidden(update, {} if form == "gradient" else change, evidence, findings)
+    simulated, scattered = _hidden(update, {} if form == "gradient" else change, evidence, findings)
     scaled = form == "gradient" or known.lr is not None
-    found = Interpretation(form, update, known, statistics, simulated, (), scaled)
+    found = Interpretation(form, update, known, statistics, simulated, scattered, (), scaled)
     try:
         head = head_gradient(found.observation(public, None, None, loss))
     except LitReconError as error:
@@ -220,8 +222,8 @@ def _without_decay(update: Update, parameters: Mapping[str, Tensor], decay: floa
     }
 
 
-def _hidden(update: Update, moved: Update, evidence: Evidence, findings: list[Finding]) -> Defense | None:
-    """The attacker's simulation of pruning or dropping, where entries are missing; `moved`: changes of weights."""
+def _hidden(update: Update, moved: Update, evidence: Evidence, findings: list[Finding]) -> tuple[Defense | None, bool]:
+    """The attacker's simulation, where entries are missing, and whether scattered ones; `moved`: changes of weights."""
     zeros = entries = rounded = near = 0
     least = 1.0
     sent = {name: update[name] for name in evidence.sent}
@@ -248,7 +250,8 @@ def _hidden(update: Update, moved: Update, evidence: Evidence, findings: list[Fi
         share = 0.0
     unsent = sum(value.numel() for name, value in update.items() if name not in evidence.sent)
     total = sum(value.numel() for value in update.values())
-    if share > _SCATTERED:
+    scattered = share > _SCATTERED
+    if scattered:
         findings.append(
             Finding(
                 "found",
@@ -256,9 +259,9 @@ def _hidden(update: Update, moved: Update, evidence: Evidence, findings: list[Fi
                 "attacker takes them for unknown.",
             )
         )
-    if share <= _SCATTERED and not unsent:
-        return None
-    return GradientDropout(min(max(share, unsent / total), 1 - 1e-6))
+    if not scattered and not unsent:
+        return None, False
+    return GradientDropout(min(max(share, unsent / total), 1 - 1e-6)), scattered
 
 
 def _from_signs(found: Interpretation, head: HeadGradient) -> Interpretation:

@@ -24,6 +24,7 @@ from lit_recon.defenses import (
 )
 from lit_recon.errors import ConfigError, LitReconError
 from lit_recon.experiments.audit.attacks import Outcome, best, check_kept, run_attacks
+from lit_recon.experiments.audit.interpretation import Interpretation
 from lit_recon.metrics import metrics_of, score_batch
 from lit_recon.records import Differentiable, Observation, Update
 
@@ -121,6 +122,29 @@ def check_protection(folder: Path, identity: str, defenses: Sequence[DefenseInWo
     """A ConfigError if an outcome in the folder is of another update or defense, see `check_kept`."""
     for number, (_, _, defense) in enumerate(defenses):
         check_kept(folder / f"{number}", _behind(identity, defense))
+
+
+def known_defense(found: Interpretation, given: Defense | None) -> Defense | None:
+    """What the attacker simulates: the given defense of the client, and that tensors, or entries, were not sent.
+
+    With noise, no density is known for what is left out after it: entries in scattered places are then compared, and
+    with DP-SGD tensors that were not sent, too.
+    """
+    if given is None or found.simulated is None or given.reads_zeros:
+        return given or found.simulated
+    assert found.known.batch_size is not None
+    try:
+        noisy = given.released_noise(found.known.batch_size) is not None
+    except ConfigError:
+        noisy = True
+    unsent = [name for name, value in found.update.items() if not value.any()]
+    excluded = [ExcludedVariables(unsent)] if unsent else []
+    if {*given.stages} <= {Stage.UPDATE}:
+        chained: list[Defense] = [*excluded, given]
+    else:
+        chained = [given] if noisy else [given, *excluded]
+    chained += [found.simulated] if found.scattered and not noisy else []
+    return Chain(chained) if len(chained) > 1 else given
 
 
 def _behind(identity: str, defense: Defense) -> str:

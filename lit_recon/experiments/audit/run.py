@@ -23,7 +23,7 @@ from lit_recon.experiments.audit.attacks import CANDIDATES, best, check_kept, ru
 from lit_recon.experiments.audit.evidence import read_evidence
 from lit_recon.experiments.audit.interpretation import Interpretation, interpret
 from lit_recon.experiments.audit.page import AUDIT_FILE
-from lit_recon.experiments.audit.protection import check_protection, measure_protection
+from lit_recon.experiments.audit.protection import check_protection, known_defense, measure_protection
 from lit_recon.experiments.audit.score import AuditResult, agreement, checked_truth
 from lit_recon.experiments.call import Call, RunSettings, check_range
 from lit_recon.experiments.configuration import SAME_RUN, allow_class_path, settings_parser
@@ -238,7 +238,7 @@ def _audited(
     labels = None if case.labels is None else case.labels.to(device)
     moved = case.public._replace(model=case.public.model.to(device))
     on_device = {name: value.to(device) for name, value in found.update.items()}
-    seen = replace(found, update=on_device).observation(moved, labels, defense, loss)
+    seen = replace(found, update=on_device).observation(moved, labels, known_defense(found, defense), loss)
     outcomes = run_attacks(seen, minutes, folder, attacks, progress, identity)
     findings, chosen, protection = list(found.findings), best(outcomes), []
     if chosen is not None and chosen.found is not None:

@@ -11,6 +11,7 @@ import lit_recon
 from lit_recon.attacks.updates.gradient_matching.matching import update_distance
 from lit_recon.data.dataset import seeded_generator
 from lit_recon.defenses import (
+    DPSGD,
     Chain,
     Defense,
     ExcludedVariables,
@@ -19,11 +20,12 @@ from lit_recon.defenses import (
     GradientDropout,
     GradientPruning,
     OptimalGradientPruning,
+    PerExampleClipping,
 )
-from lit_recon.experiments.audit import protection
+from lit_recon.experiments.audit import protection, run
 from lit_recon.experiments.audit.attacks import Outcome
 from lit_recon.experiments.audit.page import _outcome
-from lit_recon.experiments.audit.protection import DEFENSES, defend, measure_protection
+from lit_recon.experiments.audit.protection import DEFENSES, defend, known_defense, measure_protection
 from lit_recon.experiments.audit.score import AuditResult
 from lit_recon.models import public_model
 from lit_recon.records import Observation, Reconstruction
@@ -58,7 +60,8 @@ def seen(unsent: str = "", defense: Defense | None = None, kept: GradientDropout
     if kept is not None:
         sent = kept.transform_update(sent, None, torch.Generator().manual_seed(0))  # type: ignore[arg-type]  # unused
     recorded = replace(recorded, sent={name: recorded.before[name] + value for name, value in sent.items()})
-    return interpreted(mlp(), recorded).observation(public_model(mlp(), SHAPE, NORMALIZATION), None, defense)
+    found = interpreted(mlp(), recorded)
+    return found.observation(public_model(mlp(), SHAPE, NORMALIZATION), None, known_defense(found, defense))
 
 
 @pytest.mark.parametrize(
@@ -84,6 +87,33 @@ def test_an_attack_without_time_leaves_open_what_no_other_one_decides(
     assert ("no time was left for 1" in str(AuditResult([], [], [own], 1))) == (stopped is None)
     assert _outcome({"stopped": own.stopped, "certified": 0}) == words
     assert ("not measured" in lines[0]) == (stopped is None)
+
+
+@pytest.mark.parametrize("kept", [None, GradientDropout(0.5)], ids=str)
+@pytest.mark.parametrize("own", [GradientClipping(10.0), PerExampleClipping(10.0)], ids=str)
+def test_what_was_not_sent_is_unknown_beside_a_defense_of_the_client(
+    own: Defense, kept: GradientDropout | None
+) -> None:
+    """True images explain the update; else to a cosine distance of 0.1 and more."""
+    assert update_distance(seen("3.weight", own, kept), images(1), labels(1)) < 1e-5
+
+
+def test_attacks_of_an_audit_know_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    attacked: list[Observation] = []
+    monkeypatch.setattr(run, "run_attacks", lambda seen, *_: attacked.append(seen) or [])
+    recorded = update(mlp(), 1)
+    recorded = replace(recorded, sent={name: value for name, value in recorded.sent.items() if name != "3.weight"})
+    lit_recon.audit(mlp(), recorded, SHAPE, NORMALIZATION, defense=GradientClipping(10.0))
+    assert update_distance(attacked[0], images(1), labels(1)) < 1e-5
+
+
+def test_a_density_is_known_behind_noise_where_tensors_were_not_sent() -> None:
+    own = seen("3.weight", GaussianNoise(0.01)).defense
+    assert isinstance(own, Chain)
+    assert [type(one) for one in own.defenses] == [ExcludedVariables, GaussianNoise]
+    assert own.released_noise(1) == GaussianNoise(0.01).released_noise(1)
+    dpsgd = DPSGD(1.0, 0.1)
+    assert seen("3.weight", dpsgd).defense is dpsgd
 
 
 CLIENTS = {
@@ -129,5 +159,6 @@ def test_the_attacker_knows_the_defense_of_the_client_too() -> None:
     assert clipped.defenses == [own, measured]
     kept = defend(seen("3.weight", own), measured, images(1), labels(1)).defense
     assert isinstance(kept, Chain)
-    assert [type(one) for one in kept.defenses] == [GradientClipping, ExcludedVariables, GradientPruning]
+    assert [type(one) for one in kept.defenses] == [Chain, ExcludedVariables, GradientPruning]
+    assert [type(one) for one in kept.defenses[0].defenses] == [ExcludedVariables, GradientClipping]  # type: ignore[attr-defined]  # a Chain
     assert defend(seen(), measured, images(1), labels(1)).defense is measured

@@ -101,7 +101,33 @@ def attacks(records: Sequence[Content]) -> str:
         f"The attacks took {shown(attacking, '.0f')} hours of one core and the trainings "
         f"{shown(training, '.0f')}, each counted once; further seeds of some trainings were computed on a GPU."
     )
-    return f"{start}\n\n{markdown(['defense', *titles, 'accuracy', 'training loss'], rows)}\n\n{spent}"
+    parts = [start, markdown(["defense", *titles, "accuracy", "training loss"], rows), spent, *_machines(records, grid)]
+    return "\n\n".join(parts)
+
+
+def _machines(records: Sequence[Content], grid: Row) -> list[str]:
+    """What attacks with a generator reach without a defense on every machine, each of which trained one of its own."""
+    told = []
+    for name in (name for name, attack in grid["attacks"].items() if attack.get("generator")):
+        plain: dict[str, list[float]] = {}
+        newest = {}
+        for record in oldest_first(records):
+            rows = select(row_of(record)["tables"].get("batches", []), attack=name)
+            if own := select(rows, defense=_NONE):
+                plain[record["device"]] = [row["value"] for row in own]
+            newest |= {(row["defense"], row["strength"]): record["device"] for row in rows if row["defense"] != _NONE}
+        measured: dict[str, list[str]] = {}
+        for level, device in newest.items():
+            measured.setdefault(device, []).append(title_of(grid, *level))
+        if len(plain) > 1:
+            first = max(measured, key=lambda device: len(measured[device]))
+            values = ", ".join(f"{shown(statistics.mean(values))} on {device}" for device, values in plain.items())
+            others = "; ".join(f"{', '.join(own)} on {device}" for device, own in measured.items() if device != first)
+            told.append(
+                f"Each machine trained a generator of its own: without a defense the {grid['attacks'][name]['title']} "
+                f"has {values}. It was measured behind {others}; behind the other defenses on {first}."
+            )
+    return told
 
 
 @table("liu2025_tuned", "all liu2025_tuned**")

@@ -69,6 +69,21 @@ def test_attacks_stand_beside_the_papers(parts: list[Any]) -> None:
     assert cells["training loss"] == "2.00 ± 0.71 (0.329 to 0.377)"
 
 
+def test_it_is_told_which_machine_trained_the_generator_of_a_cell(parts: list[Any]) -> None:
+    def measured(device: str, defense: str, strength: float | None, rmse: float) -> Any:
+        return part(defense, strength, [], {"jeon2021": [rmse, rmse]}) | {"device": device}
+
+    one = [measured("EPYC", "none", None, 0.2), measured("EPYC", "clip", 8, 0.3), measured("EPYC", "clip", 4, 0.3)]
+    *_, spent = study.attacks([*parts, *one]).split("\n\n")
+    assert "generator" not in spent
+    other = [measured("Xeon", "none", None, 0.1), measured("Xeon", "clip", 2, 0.15)]
+    *_, told = study.attacks([*parts, *one, *other]).split("\n\n")
+    assert told == (
+        "Each machine trained a generator of its own: without a defense the generative prior has 0.200 on EPYC, 0.100 "
+        "on Xeon. It was measured behind clipping 2 on Xeon; behind the other defenses on EPYC."
+    )
+
+
 def test_bounds_have_a_column_where_there_are_any(parts: list[Any]) -> None:
     assert "lower bound" not in study.attacks(parts)
     errors = {"feature_maps": [0.001, 0.003], "fowl2021": [1e-6, 1e-6]}
@@ -232,7 +247,7 @@ def test_the_verdict_names_what_the_new_attack_changes_and_what_is_missing(parts
         assert without.endswith("without a defense RMSE is 0.100")
         assert every.startswith("Against any server, clipping, the only defense compared, does better than none")
         prior = "deep image prior and features"
-        others = f"{prior}, tuned {prior} and Cocktail Party on features missing"
+        others = f"{prior}, tuned {prior}, generative prior and Cocktail Party on features missing"
         unmeasured, incomplete = rest
         assert unmeasured == (
             "Not measured yet: gradient dropout; Gaussian noise; pruning; local steps; DP-SGD (C = 1), noise; optimal "

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from numbers import Integral
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -32,6 +32,11 @@ _FORMAT = TensorFormat(
     "record it with lit_recon.clients.record.Recorder, or give the parts as files",
 )
 _PARTS = ("before", "sent", "truth")
+#: Numbers of `Circumstances`: names, what they are instances of, as what they are kept, and that in words.
+_NUMBERS: tuple[tuple[tuple[str, ...], Any, Any, str], ...] = (
+    (("steps", "batches", "batch_size"), Integral, int, "whole numbers"),
+    (("lr", "momentum", "weight_decay"), Real, float, "numbers"),
+)
 
 
 @dataclass(frozen=True)
@@ -58,12 +63,16 @@ class Circumstances:
     optimizer: Optimizer = "sgd"
 
     def __post_init__(self) -> None:
-        whole: dict[str, object] = {"steps": self.steps, "batches": self.batches, "batch_size": self.batch_size or 0}
-        wrong = [name for name, value in whole.items() if isinstance(value, bool) or not isinstance(value, Integral)]
-        if wrong:
-            raise ConfigError(f"{', '.join(wrong)} must be whole numbers; got {whole[wrong[0]]!r}")
-        if any(isinstance(value, bool) for value in (self.lr, self.momentum, self.weight_decay)):
-            raise ConfigError("lr, momentum and weight_decay must be numbers; got true or false")
+        for names, kind, to, what in _NUMBERS:
+            for name in names:
+                given = getattr(self, name)
+                value = given.item() if isinstance(given, Tensor) and given.dim() == 0 else given
+                if value is None and name in ("batch_size", "lr"):
+                    continue
+                if isinstance(value, bool) or not isinstance(value, kind):
+                    raise ConfigError(f"{', '.join(names)} must be {what}; got {name}={given!r}")
+                # numbers of NumPy cannot be written as JSON
+                object.__setattr__(self, name, to(value))
         if self.batch_size is not None and self.batch_size < 1:
             raise ConfigError(f"batch_size must be at least 1 image; got {self.batch_size}")
         if not 1 <= self.batches <= self.steps:
@@ -104,14 +113,17 @@ class RecordedUpdate:
     known: Circumstances = field(default_factory=Circumstances)
     truth: Mapping[str, Tensor] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        require_form(self.form)
+
     def save(self, path: Path | str) -> Path:
         """Write one .safetensors file, and the truth beside it as `NAME.truth.safetensors`; without one, none stays."""
         path = Path(path)
         if path.suffix != ".safetensors":
             raise ConfigError(f"a recorded update is a .safetensors file; got {path}: choose another name")
         tensors = {f"{part}/{name}": value for part in _PARTS[:2] for name, value in getattr(self, part).items()}
-        truth_of(path).unlink(missing_ok=True)  # that of a file which is replaced
         _FORMAT.write(path, tensors, {"form": self.form, **asdict(self.known)})
+        truth_of(path).unlink(missing_ok=True)  # that of the file which was replaced
         if self.truth:
             _FORMAT.write(truth_of(path), {f"truth/{name}": value for name, value in self.truth.items()}, {})
         return path
@@ -136,6 +148,12 @@ class RecordedUpdate:
         except (TypeError, ValueError, OverflowError, ConfigError) as error:
             raise CorruptFileError(f"{path} states impossible circumstances ({error}): record it again") from error
         return RecordedUpdate(found["before"], found["sent"], form, known, found["truth"])
+
+
+def require_form(form: Sent | None) -> None:
+    """Raise a `ConfigError` for a form that is not one of `Sent`."""
+    if form not in (None, *get_args(Sent)):
+        raise ConfigError(f"form must be one of {', '.join(get_args(Sent))}; got {form!r}")
 
 
 def truth_of(path: Path) -> Path:

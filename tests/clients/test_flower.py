@@ -350,6 +350,8 @@ def test_impossible_circumstances_are_refused_at_once(tmp_path: Path) -> None:
     for record in (recording_mod, lambda folder, **known: recording("FedAvg", folder, **known)):
         with pytest.raises(ConfigError, match="batch_size must be at least 1"):
             record(tmp_path, batch_size=0)
+        with pytest.raises(ConfigError, match="form must be one of gradient, difference, weights; got 'weight'"):
+            record(tmp_path, form="weight")
 
 
 def test_without_flower_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

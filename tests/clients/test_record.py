@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -159,6 +161,48 @@ def test_impossible_circumstances_are_refused(tmp_path: Path, known: dict[str, A
     rewrite(path, **known)
     with pytest.raises(CorruptFileError, match=f"update.safetensors states impossible circumstances .*{message}"):
         RecordedUpdate.load(path)
+
+
+def test_numbers_of_numpy_and_torch_are_written(tmp_path: Path) -> None:
+    known = {"batch_size": np.int64(4), "steps": torch.tensor(2), "lr": np.float32(0.5), "momentum": torch.tensor(0.25)}
+    path = Recorder(network(), **known).save(tmp_path / "update.safetensors", network())
+    assert RecordedUpdate.load(path).known == Circumstances(batch_size=4, steps=2, lr=0.5, momentum=0.25)
+
+
+@pytest.mark.parametrize(
+    ("known", "message"),
+    [
+        ({"lr": "0.1"}, "lr, momentum, weight_decay must be numbers; got lr='0.1'"),
+        ({"lr": torch.tensor([0.1])}, "must be numbers; got lr=tensor"),
+        ({"momentum": None}, "must be numbers; got momentum=None"),
+        ({"weight_decay": True}, "must be numbers; got weight_decay=True"),
+        ({"batch_size": np.float64(4)}, "steps, batches, batch_size must be whole numbers; got batch_size=np.float64"),
+        ({"batch_size": torch.tensor(True)}, "must be whole numbers; got batch_size=tensor"),
+    ],
+)
+def test_what_is_no_number_is_refused_before_the_training(known: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        Recorder(network(), **known)
+
+
+def test_an_unknown_form_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="form must be one of gradient, difference, weights; got 'weight'"):
+        Recorder(network()).save(tmp_path / "update.safetensors", network(), form="weight")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_write_that_fails_leaves_the_truth_of_the_file_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = Recorder(network()).save(tmp_path / "update.safetensors", network(), labels=[1])
+
+    def full(*_: Any) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("lit_recon.io.tensors.write_bytes", full)
+    with pytest.raises(OSError, match="no space left"):
+        Recorder(network()).save(path, network(), labels=[2])
+    assert RecordedUpdate.load(path).truth["labels"].tolist() == [1]
 
 
 @pytest.mark.parametrize("name", ["update.pt", "update"])

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from lit_recon.clients.adapters.common import Names, missing, named, path_of
-from lit_recon.clients.record import Circumstances, RecordedUpdate, Sent
+from lit_recon.clients.record import Circumstances, RecordedUpdate, Sent, require_form
 from lit_recon.errors import ConfigError
 
 _Strategy = TypeVar("_Strategy")
@@ -40,7 +40,8 @@ def recording_mod(
         **known: see `Circumstances`.
 
     Raises:
-        ConfigError: without Flower; the mod itself, for messages whose weights cannot be found or named.
+        ConfigError: without Flower, or for an impossible `form` or circumstance; the mod itself, for messages whose
+            weights cannot be found or named.
     """
     files = _Files(folder, names, form, arrays, Circumstances(**known))
     train = _flower("flwr.app").MessageType.TRAIN
@@ -135,6 +136,9 @@ class _Files:
     form: Sent
     arrays: str | None
     known: Circumstances
+
+    def __post_init__(self) -> None:
+        require_form(self.form)
 
     def save(self, node: int | str, number: int | None, before: _Arrays | None, content: Any) -> None:
         if before is None:

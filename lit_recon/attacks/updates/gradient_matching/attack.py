@@ -361,7 +361,8 @@ class GradientMatching(FurtherStarts):
             terms["batch_norm"] = evaluation.penalty
         shares = images.new_tensor([problem.prior_share(progress) for problem in chosen])
         for prior in self.image_priors:
-            value = prior(images, chosen[0].restart.observation.normalization, self.restarts, progress)
+            # a further start has one problem for each victim
+            value = prior(images, chosen[0].restart.observation.normalization, state.counts[0], progress)
             terms[type(prior).__name__] = prior.weight * shares * value
         if self.features is not None:
             pairs = zip(chosen, images, strict=True)

@@ -19,6 +19,7 @@ from lit_recon.attacks.updates import (
     CocktailPartyAttack,
     DeepImagePrior,
     FeatureMatching,
+    FeaturesOnly,
     GradientMatching,
     GroupConsistency,
     InputMatching,
@@ -29,9 +30,11 @@ from lit_recon.attacks.updates import (
     SquaredError,
     TotalVariation,
 )
-from lit_recon.clients import LocalSteps
+from lit_recon.clients import Client, LocalSteps
 from lit_recon.errors import ConfigError, ShapeError, ThreatModelError
-from lit_recon.records import Batch, Observation, Reconstruction
+from lit_recon.models import Backbone
+from lit_recon.records import Batch, Normalization, Observation, Reconstruction
+from tests.attacks.updates.feature_maps.test_matching import Shallow
 
 Observe = Callable[..., Observation]
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -78,6 +81,21 @@ def test_victims_do_not_disturb_each_other(observe: Observe) -> None:
     together = attack.many([first, second])
     for seen, result in zip((first, second), together, strict=True):
         assert torch.equal(attack(seen).images, result.images)
+
+
+def test_group_consistency_compares_nothing_in_further_starts(photographs: torch.Tensor) -> None:
+    """They have one problem for each victim."""
+    torch.manual_seed(0)
+    client = Client(Backbone(Shallow(side=8, channels=64), 5, Normalization((0.5,) * 3, (0.25,) * 3)))
+    victims = [client.observe(pair[:, :, ::4, ::4], torch.tensor([0, 1])) for pair in photographs.split(2)[:2]]
+    attack = GradientMatching(
+        FeaturesOnly(), [GroupConsistency(10.0, start=0.0)], features=MapMatching(further=1), steps=2, restarts=2
+    )
+    together = attack.many(victims)
+    for seen, result in zip(victims, together, strict=True):
+        assert result.n_certified == 0
+        assert torch.equal(attack(seen).images, result.images)
+        assert any(note.startswith("further start 1") for note in result.notes)
 
 
 ATTACKS = {

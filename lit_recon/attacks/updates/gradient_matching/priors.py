@@ -36,6 +36,8 @@ class Prior(ABC):
 class TotalVariation(Prior):
     """Mean absolute difference of neighbouring pixels, summed over both directions, in normalized units.
 
+    A direction in which images have one pixel does not count.
+
     Args:
         weight: multiplies the penalty.
         until: share of the iterations over which the penalty falls linearly to 0; default: it does not fall.
@@ -52,8 +54,9 @@ class TotalVariation(Prior):
     def __call__(self, images: Tensor, normalization: Normalization, restarts: int, progress: float) -> Tensor:
         share = 1.0 if self.until is None else max(0.0, 1 - progress / self.until)
         scaled = images / normalization.tensors(images)[1]
-        across, down = (scaled.diff(dim=axis).abs().flatten(1).mean(1) for axis in (-1, -2))
-        return share * (across + down)
+        differences = (scaled.diff(dim=axis).abs().flatten(1) for axis in (-1, -2))
+        values = (part.mean(1) for part in differences if part.numel())
+        return share * sum(values, images.new_zeros(len(images)))
 
 
 class SquaredNorm(Prior):

@@ -44,6 +44,14 @@ def test_flat_images_have_no_variation() -> None:
     assert not TotalVariation(1.0)(torch.full((2, 1, 2, 5, 5), 0.3), GREY, 1, 0.0).any()
 
 
+def test_a_side_of_one_pixel_has_no_variation(images: torch.Tensor) -> None:
+    prior, row = TotalVariation(1.0), images[..., :1, :]
+    across = row.diff(dim=-1).abs() / torch.tensor(GREY.std, dtype=row.dtype).view(2, 1, 1)
+    torch.testing.assert_close(prior(row, GREY, 2, 0.5), across.flatten(1).mean(1))
+    torch.testing.assert_close(prior(row.transpose(-1, -2), GREY, 2, 0.5), across.flatten(1).mean(1))
+    assert not prior(row[..., :1], GREY, 2, 0.5).any()
+
+
 def test_total_variation_falls_to_zero() -> None:
     images = torch.rand(2, 1, 2, 5, 5, generator=torch.Generator().manual_seed(0))
     whole = TotalVariation(1.0)(images, GREY, 1, 0.7)

@@ -33,6 +33,7 @@ from lit_recon.attacks.updates.features.moments import moment_start, weight_span
 from lit_recon.attacks.updates.features.polish import MaskedEquations, Polished, masked_polish, polish
 from lit_recon.attacks.updates.features.starts import neuron_ica_start, null_vector_start
 from lit_recon.clients import LocalSteps
+from lit_recon.clients.aggregate import one_client
 from lit_recon.errors import ConfigError, UnsupportedModelError
 from lit_recon.records import ForwardOperator, Update
 
@@ -214,7 +215,7 @@ class ExactRecovery(FeatureRecovery):
             return self._from_head(seen, entries)
         if entries.layer is None and entries.head is None:
             noise = gradient_noise(seen)
-            if noise is not None and not (isinstance(operator, LocalSteps) and operator.steps > 1):
+            if noise is not None and _local_steps(operator) is None:
                 return self._through_noise(seen, noise)
             return self._from_layer(seen, entries, operator)
         ways = [lambda: self._from_layer(seen, entries, operator)]
@@ -249,15 +250,17 @@ class ExactRecovery(FeatureRecovery):
                 f"({'; '.join(setting.notes)}): add 'neurons' to the starts"
             )
         tolerance = self.tolerance
-        if isinstance(operator, LocalSteps) and operator.steps > 1:
-            if operator.batches > 1 or setting.everywhere is not None or not seen.has_head:
+        if (steps := _local_steps(operator)) is not None:
+            alone = steps is operator  # and not behind secure aggregation
+            if not alone or steps.batches > 1 or setting.everywhere is not None or not seen.has_head:
                 setting.notes.append(
-                    "local steps were treated as one gradient: only whole batches without a defense can be unrolled"
+                    "local steps were treated as one gradient: only whole batches of one client without a defense can "
+                    "be unrolled"
                 )
             else:
-                training = UnrolledTraining(seen, setting.basis, operator)
+                training = UnrolledTraining(seen, setting.basis, steps)
                 best = _unrolled(training, setting.basis, best)
-                setting.notes.append(f"{operator.steps} local steps were unrolled")
+                setting.notes.append(f"{steps.steps} local steps were unrolled")
                 tolerance = max(tolerance, 2 * training.rounding)
         return _result(setting, best, method, tolerance)
 
@@ -335,6 +338,12 @@ class ExactRecovery(FeatureRecovery):
             labels=found.deltas.argmin(dim=1),
             notes=(f"noise of standard deviation {noise.layer:.1g} is in every entry; {explained}",),
         )
+
+
+def _local_steps(operator: ForwardOperator | None) -> LocalSteps | None:
+    """The rule of every single client, if it takes several steps."""
+    rule = None if operator is None else one_client(operator)[0]
+    return rule if isinstance(rule, LocalSteps) and rule.steps > 1 else None
 
 
 def _in_span(seen: LayerGradient, entries: ObservedEntries) -> _Setting:

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from lit_recon.attacks.updates.gradient_matching.priors import Penalty
-from lit_recon.attacks.updates.labels.head import exact, find_head, labels_of, linear_calls
+from lit_recon.attacks.updates.labels.head import exact, find_head, labels_of, linear_calls, require_magnitudes
+from lit_recon.clients.aggregate import one_client
 from lit_recon.clients.gradient import pure_copy
 from lit_recon.errors import ConfigError, ThreatModelError, UnsupportedModelError
 from lit_recon.records import BatchNormMode, Observation
@@ -91,11 +92,12 @@ class NonNegativeInputs:
 
         Raises:
             UnsupportedModelError: no linear layer behind a ReLU, more images than neurons or inputs, or no input found.
-            ThreatModelError: the layer's gradient is zero, noisy, or the result of several steps.
+            ThreatModelError: the layer's gradient is zero, noisy, or the result of several steps or of Adam.
         """
         layer = rectified_layer(observation)
         n, gradient = observation.n_examples, exact(observation.update[f"{layer}.weight"])
-        if hasattr(observation.operator, "steps"):
+        require_magnitudes(observation, "NonNegativeInputs")
+        if getattr(one_client(observation.operator)[0], "steps", 1) > 1:
             raise ThreatModelError("inputs are recovered from one gradient, not from the result of several local steps")
         _, values, right = torch.linalg.svd(gradient, full_matrices=False)
         if n >= len(values) or float(values[n - 1]) <= 1e-6 * float(values[0]):

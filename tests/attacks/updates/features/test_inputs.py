@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from lit_recon.attacks.updates import (
 )
 from lit_recon.attacks.updates.features import inputs as module
 from lit_recon.attacks.updates.features.inputs import LayerInputs, rectified_layer
-from lit_recon.clients import Client, LocalTraining
+from lit_recon.clients import Client, ClientSettings, LocalTraining
 from lit_recon.defenses import Defense, GaussianNoise, GradientPruning
 from lit_recon.errors import ConfigError, ThreatModelError, UnsupportedModelError
 from lit_recon.records import Knowledge, Normalization, Observation
@@ -168,11 +169,29 @@ def test_what_inputs_do_not_follow_from(seen: object, error: type[Exception], me
         NonNegativeInputs()(seen())  # type: ignore[operator]  # a function
 
 
-def test_several_local_steps_are_refused() -> None:
-    rule = LocalTraining(steps=2).operator
-    seen = Client(network(), rule=rule, image_shape=SHAPE).observe(*batch(2))
+def local(n_clients: int = 1, **training: Any) -> Observation:
+    settings = ClientSettings(local_steps=LocalTraining(**training), n_clients=n_clients)
+    model = Client(network(), image_shape=SHAPE, normalization=Normalization((0.5,), (0.25,))).model
+    return settings.client(model).observe(*batch(4), Knowledge(labels=False))
+
+
+@pytest.mark.parametrize("n_clients", [1, 2])
+def test_several_local_steps_are_refused(n_clients: int) -> None:
     with pytest.raises(ThreatModelError, match="several local steps"):
-        NonNegativeInputs()(seen)
+        NonNegativeInputs()(local(n_clients, steps=2, lr=1e-4))
+
+
+@pytest.mark.parametrize("n_clients", [1, 2])
+def test_one_local_step_is_one_gradient(n_clients: int) -> None:
+    seen = local(n_clients, steps=1)
+    distance, which = errors(NonNegativeInputs()(seen).inputs, true_inputs(seen, 4))
+    assert sorted(which.tolist()) == [0, 1, 2, 3]
+    assert float(distance.max()) < 5e-3
+
+
+def test_a_step_of_adam_is_no_gradient() -> None:
+    with pytest.raises(ThreatModelError, match="this client's optimizer is Adam"):
+        NonNegativeInputs()(local(steps=1, optimizer="adam"))
 
 
 def test_the_layer_is_the_first_behind_a_rectifier() -> None:

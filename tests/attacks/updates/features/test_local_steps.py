@@ -6,14 +6,14 @@ from typing import Literal
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lit_recon.attacks.updates.features.exact import ExactRecovery, UnrolledTraining
 from lit_recon.attacks.updates.features.layer import layer_gradient
-from lit_recon.clients import Client, LocalSteps
+from lit_recon.clients import Client, LocalSteps, SecureAggregation
 from lit_recon.metrics import feature_cosines
 from lit_recon.models import MLP, Backbone, WideFeatureLayer
-from lit_recon.records import Normalization, Observation
+from lit_recon.records import BatchNormMode, ForwardOperator, Loss, Normalization, Observation
 
 SHAPE = (1, 8, 8)
 LABELS = torch.tensor([3, 7, 0, 1])
@@ -27,6 +27,7 @@ def observed(
     trunk_rate: float = STILL,
     release: Literal["gradient", "difference"] = "gradient",
     batches: int = 1,
+    n_clients: int = 1,
 ) -> tuple[Observation, Tensor]:
     torch.manual_seed(0)
     layer = WideFeatureLayer(24, 512, 64, activation)
@@ -36,10 +37,12 @@ def observed(
         model, images = model.double(), images.double()
     layer.set_center(model.features(images.flip(3)).detach())
     rates = {"trunk": trunk_rate, "head": 0.02}
-    client = Client(
-        model.eval(),
-        rule=lambda m, mode, _: LocalSteps(m, 3, 0.05, 0.5, rates, batches, release, batch_norm=mode),
-    )
+
+    def rule(public: nn.Module, mode: BatchNormMode, _: Loss) -> ForwardOperator:
+        own = LocalSteps(public, 3, 0.05, 0.5, rates, batches, release, batch_norm=mode)
+        return own if n_clients == 1 else SecureAggregation(own, n_clients)
+
+    client = Client(model.eval(), rule=rule)
     truth = layer.directions(model.features(images)).detach()
     return client.observe(images, LABELS), truth.double()
 
@@ -83,3 +86,11 @@ def test_mini_batches_are_not_unrolled() -> None:
     found = ExactRecovery(("moments",))(seen)
     assert "only whole batches" in " ".join(found.notes)
     assert found.features.isfinite().all()
+
+
+def test_steps_of_several_clients_are_neither_unrolled_nor_noise() -> None:
+    seen, truth = observed("gelu", n_clients=2)
+    found = ExactRecovery(("moments",))(seen)
+    assert "only whole batches of one client" in " ".join(found.notes)
+    assert not found.exact
+    assert float(feature_cosines(found.features, truth).min()) > 0.9

@@ -19,7 +19,7 @@ from lit_recon.clients.local_steps import LocalSteps, Optimizer, Release
 from lit_recon.data.dataset import seeded_generator
 from lit_recon.defenses import AveragedDefense, Defense, Stage, defended_gradient
 from lit_recon.defenses.averaged import seen_in_mean
-from lit_recon.errors import ConfigError, ShapeError
+from lit_recon.errors import ConfigError, ShapeError, UnsupportedModelError
 from lit_recon.models import public_model
 from lit_recon.records import (
     Batch,
@@ -132,10 +132,10 @@ class Client:
         """The observation by an attacker with `knowledge` of the update that `release` computes.
 
         With `knowledge.batch_norm == "none"` the attacker simulates the client with the statistics of the candidates.
-        A `ConfigError` says that `knowledge.defense` is of no use: see `simulated_defense`.
+        A `ConfigError` says that `knowledge.defense` is of no use: see `simulated_defense`; or that the candidates that
+        a defense takes one by one have no statistics.
         """
         knowledge = knowledge or Knowledge()
-        released = self.release(images, labels, generator, knowledge.batch_norm == "batch")
         public, operator = self.model, self._operator
         if knowledge.batch_norm == "none":
             public = copy.deepcopy(self.model)
@@ -143,6 +143,9 @@ class Client:
                 if isinstance(module, _BatchNorm):
                     module.reset_running_stats()
             operator = self._rule(public, "train", self.loss)
+            if knowledge.defense and Stage.PER_EXAMPLE in self.defense.stages:
+                self._require_statistics_of_one(operator)
+        released = self.release(images, labels, generator, knowledge.batch_norm == "batch")
         return Observation(
             model=public,
             parameters=self._weights.parameters,
@@ -159,6 +162,19 @@ class Client:
             defense=self.simulated_defense if knowledge.defense else None,
             loss=self.loss,
         )
+
+    def _require_statistics_of_one(self, operator: ForwardOperator) -> None:
+        """Refuse a simulation of single examples that BatchNorm layers cannot normalize by themselves."""
+        like = next(iter(self._weights.parameters.values()))
+        one = Batch(like.new_zeros(1, *self.image_shape), torch.zeros(1, dtype=torch.int64, device=like.device))
+        try:
+            one_client(operator)[0](self._weights, one)
+        except UnsupportedModelError as error:
+            raise ConfigError(
+                "with knowledge.batch_norm 'none' the attacker normalizes candidates by their own statistics, and "
+                f"simulates {self.defense} on one at a time; a BatchNorm layer of this model then has a single value "
+                "per channel: set knowledge.batch_norm to running, or knowledge.defense to false"
+            ) from error
 
     def _check_loss(self, batch: Batch) -> None:
         """Refuse a loss of classes for labels that the defense turns into probabilities."""

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from lit_recon.clients import Client
+from lit_recon.attacks.updates import GradientMatching, KnownLabels
+from lit_recon.clients import Client, ClientSettings
 from lit_recon.defenses import (
     Batch,
     Chain,
@@ -69,6 +70,19 @@ def test_only_an_attacker_who_knows_it_sees_the_defense(model: Backbone, batch: 
     assert seen.defense is client.defense
     with pytest.raises(ShapeError, match="defense"):
         Observation(**{**vars(seen), "defense": None})
+
+
+@pytest.mark.parametrize("n_clients", [1, 2])
+def test_single_examples_without_statistics_are_refused_at_once(n_clients: int) -> None:
+    """BatchNorm after a linear layer has one value per channel of a single example."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
+    public = Client(model, image_shape=SHAPE).model
+    images, labels = torch.rand(4, *SHAPE), torch.tensor([3, 0, 2, 1])
+    client = ClientSettings(n_clients=n_clients).client(public, PerExampleClipping(0.1))
+    with pytest.raises(ConfigError, match="on one at a time; .*set knowledge.batch_norm to running, or knowledge.def"):
+        client.observe(images, labels, Knowledge(defense=True, batch_norm="none"))
+    for knowledge in (Knowledge(labels=True, defense=True), Knowledge(labels=True, batch_norm="none")):
+        GradientMatching(steps=1, labels=KnownLabels())(client.observe(images, labels, knowledge))
 
 
 class Doubled(Defense):

@@ -13,12 +13,14 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from lit_recon.clients.aggregate import SecureAggregation, one_client
+from lit_recon.clients.aggregate import SecureAggregation, one_client, pooled
 from lit_recon.clients.gradient import GradientOperator, checked_loss
 from lit_recon.clients.local_steps import LocalSteps, Optimizer, Release
 from lit_recon.data.dataset import seeded_generator
-from lit_recon.defenses import AveragedDefense, Defense, Stage, defended_gradient
+from lit_recon.defenses import AveragedDefense, Defense, Stage
 from lit_recon.defenses.averaged import seen_in_mean
+from lit_recon.defenses.release import batches_of_clients, update_of_batch
+from lit_recon.defenses.vectors import mean_update
 from lit_recon.errors import ConfigError, ShapeError, UnsupportedModelError
 from lit_recon.models import public_model
 from lit_recon.records import (
@@ -99,7 +101,8 @@ class Client:
         """The update for private images `(n, c, h, w)` in [0, 1] and labels `(n,)`.
 
         The defense draws its random numbers from `generator`; default: a fresh one with seed 0 at every call. With
-        `share_statistics`, the batch statistics at every BatchNorm layer are released too, undefended.
+        `share_statistics`, the statistics at every BatchNorm layer of the batch, as the defense transforms it, are
+        released too; later stages of the defense do not change them.
 
         Raises:
             ShapeError: images of a wrong shape, dtype or range, or labels that are no classes of the model.
@@ -108,13 +111,14 @@ class Client:
         self._check(images, labels)
         batch, statistics = Batch(images, labels), None
         self._check_loss(batch)
+        drawn = generator or torch.Generator().manual_seed(0)
+        shares = batches_of_clients(self.defense, self.model, batch, drawn, self._clients)
+        own = partial(self._own, self._weights)
+        update = mean_update([update_of_batch(self.defense, own, *share) for share in shares])
         if share_statistics:
-            update, shared = self._operator.with_statistics(self._weights, batch)
-            statistics = {name: type(layer)(*(part.detach() for part in layer)) for name, layer in shared.items()}
-        if self.defense.stages or not share_statistics:
-            drawn = generator or torch.Generator().manual_seed(0)
-            own = partial(self._own, self._weights)
-            update = defended_gradient(self.defense, self.model, own, batch, drawn, clients=self._clients)
+            # of the images that the update is of, such as mixtures
+            found = pooled([self._own.statistics(self._weights, defended) for defended, _ in shares])
+            statistics = {name: type(layer)(*(part.detach() for part in layer)) for name, layer in found.items()}
         return ClientUpdate(update, len(images), statistics)
 
     @cached_property

@@ -87,15 +87,22 @@ def defended_gradient(
     their mean. `gradient` is then that of one client. Every client draws from its own stream, whose seed is drawn from
     `generator`; a single client draws from `generator` itself.
     """
+    shares = batches_of_clients(defense, model, batch, generator, clients)
+    updates = [update_of_batch(defense, gradient, own, drawn, chunk, examples) for own, drawn in shares]
+    return mean_update(updates)
+
+
+def batches_of_clients(
+    defense: Defense, model: nn.Module, batch: Batch, generator: torch.Generator, clients: int = 1
+) -> list[tuple[Batch, torch.Generator]]:
+    """Each client's batch after the defense's stage of the batch, and the generator of its other stages."""
     if len(batch.images) == 0:
         raise ShapeError("a client's update needs at least one example; got an empty batch: skip the round")
-    if clients == 1:
-        defended = defense.transform_batch(batch, model, generator)
-        return update_of_batch(defense, gradient, defended, generator, chunk, examples)
-    seeds = torch.randint(2**62, (clients,), generator=generator, device=generator.device).tolist()
-    own = [torch.Generator(generator.device).manual_seed(seed) for seed in seeds]
-    shares = zip(batch.shares(clients), own, strict=True)
-    return mean_update([defended_gradient(defense, model, gradient, share, drawn, chunk) for share, drawn in shares])
+    own, shares = [generator], [batch]
+    if clients > 1:
+        seeds = torch.randint(2**62, (clients,), generator=generator, device=generator.device).tolist()
+        own, shares = [torch.Generator(generator.device).manual_seed(seed) for seed in seeds], batch.shares(clients)
+    return [(defense.transform_batch(share, model, drawn), drawn) for share, drawn in zip(shares, own, strict=True)]
 
 
 def update_of_batch(

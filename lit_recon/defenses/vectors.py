@@ -30,6 +30,8 @@ def size(update: Update) -> int:
 
 def mean_update(updates: Sequence[Update]) -> Update:
     """The mean of the updates of several clients, at least one."""
+    if len(updates) == 1:
+        return updates[0]
     return {name: torch.stack([update[name] for update in updates]).mean(0) for name in updates[0]}
 
 

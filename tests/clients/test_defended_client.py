@@ -20,6 +20,7 @@ from lit_recon.defenses import (
     Round,
     Stage,
 )
+from lit_recon.defenses.release import batches_of_clients
 from lit_recon.errors import ConfigError, ShapeError
 from lit_recon.models import MLP, Backbone
 from lit_recon.records import Knowledge, Normalization, Observation, Update
@@ -125,6 +126,39 @@ def test_a_defense_from_outside_the_package_is_applied(
         factor = 2.0
     for name, value in Client(model).release(images, labels).update.items():
         torch.testing.assert_close(released[name], factor * value)
+
+
+def normalized(n_clients: int, defense: Defense) -> Client:
+    torch.manual_seed(0)
+    layers = nn.Flatten(), nn.Linear(36, 8), nn.ReLU(), nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 4)
+    public = Client(nn.Sequential(*layers), image_shape=SHAPE).model
+    return ClientSettings("train", n_clients=n_clients).client(public, defense)
+
+
+@pytest.mark.parametrize("n_clients", [1, 2])
+def test_shared_statistics_are_those_of_the_mixtures_that_the_update_is_of(n_clients: int) -> None:
+    defense, images, labels = MixUp(1.0), torch.rand(4, *SHAPE), torch.tensor([3, 0, 2, 1])
+    client = normalized(n_clients, defense)
+    released = client.release(images, labels, generator())
+    shares = batches_of_clients(defense, client.model, Batch(images, labels), generator(), n_clients)
+    mixtures = Batch(*(torch.cat(parts) for parts in zip(*(share[:2] for share, _ in shares), strict=True)))
+    seen = normalized(n_clients, Defense()).observe(images, labels)
+    update, statistics = seen.operator.with_statistics(seen.weights, mixtures)
+    assert released.batch_statistics is not None
+    torch.testing.assert_close(released.update, update)
+    torch.testing.assert_close(released.batch_statistics, statistics)
+
+
+def test_shared_statistics_are_those_behind_dropout() -> None:
+    defense, images, labels = NetworkDropout(0.5, ["3"]), torch.rand(4, *SHAPE), torch.tensor([3, 0, 2, 1])
+    client = normalized(1, defense)
+    released = client.release(images, labels, generator()).batch_statistics
+    [(dropped, _)] = batches_of_clients(defense, client.model, Batch(images, labels), generator())
+    seen = client.observe(images, labels)
+    assert released is not None
+    torch.testing.assert_close(released, seen.operator.statistics(seen.weights, dropped))
+    whole = seen.operator.statistics(seen.weights, Batch(images, labels))
+    assert not torch.allclose(released["4"].mean, whole["4"].mean)
 
 
 def test_stages_set_by_hand_are_refused() -> None:

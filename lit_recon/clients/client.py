@@ -109,7 +109,8 @@ class Client:
             ConfigError: the defense mixes labels, and the loss does not take probabilities.
         """
         self._check(images, labels)
-        batch, statistics = Batch(images, labels), None
+        dtype = next(value.dtype for value in self._weights.parameters.values() if value.is_floating_point())
+        batch, statistics = Batch(images.to(dtype), labels), None
         self._check_loss(batch)
         drawn = generator or torch.Generator().manual_seed(0)
         shares = batches_of_clients(self.defense, self.model, batch, drawn, self._clients)

@@ -142,6 +142,20 @@ def test_running_statistics_can_be_hidden(batch: tuple[Tensor, Tensor]) -> None:
         torch.testing.assert_close(simulated[name], value)
 
 
+@pytest.mark.parametrize("normalization", [COLOR, None], ids=["normalized", "plain"])
+@pytest.mark.parametrize(
+    ("of_model", "of_images"), [(torch.float64, torch.float32), (torch.float32, torch.float64)], ids=str
+)
+def test_images_are_taken_in_the_precision_of_the_model(
+    of_model: torch.dtype, of_images: torch.dtype, normalization: Normalization | None, batch: tuple[Tensor, Tensor]
+) -> None:
+    client = Client(Residual().to(of_model), image_shape=SHAPE, normalization=normalization)
+    seen = client.observe(batch[0].to(of_images), batch[1], Knowledge(labels=True))
+    assert {value.dtype for value in seen.update.values()} == {of_model}
+    found = GradientMatching(steps=2, labels=KnownLabels())(seen)
+    assert found.images.isfinite().all()
+
+
 @pytest.mark.parametrize("defense", [DPSGD(1.0, 0.5), GradientPruning(0.5), MixUp()])
 def test_defenses_work_on_any_module(defense: object, batch: tuple[Tensor, Tensor]) -> None:
     client = Client(torchvision_resnet(), defense=defense, image_shape=SHAPE)  # type: ignore[arg-type]  # a Defense

@@ -47,10 +47,15 @@ def public_model(
     Raises:
         ConfigError: no image shape, or a normalization for a module that normalizes by itself.
         ShapeError: shape or normalization contradict the module or each other.
-        UnsupportedModelError: no parameters, a forward pass that fails on images, or outputs other than `(n, k)`.
+        UnsupportedModelError: no parameters, or some in half precision; a forward pass that fails on images, or outputs
+            other than `(n, k)`.
     """
     own_shape, own = getattr(model, "image_shape", None), getattr(model, "normalization", None)
     name = type(model).__name__
+    dtypes = {value.dtype for value in model.parameters() if value.is_floating_point()}
+    if low := dtypes - {torch.float32, torch.float64}:
+        found = ", ".join(sorted(map(str, low)))
+        raise UnsupportedModelError(f"{name} has parameters of {found}; attacks need float32 or float64: call .float()")
     if image_shape is None and not isinstance(own_shape, tuple):
         raise ConfigError(f"{name} has no attribute image_shape: give image_shape=(channels, height, width)")
     shape = checked_shape(own_shape if image_shape is None else image_shape)  # type: ignore[arg-type]  # one is given
@@ -75,6 +80,8 @@ def public_model(
         copied.register_buffer("_pixel_mean", mean, persistent=False)
         copied.register_buffer("_pixel_std", std, persistent=False)
         copied.register_forward_pre_hook(_normalize)
+    elif like.dtype is torch.float64:  # attacks draw candidates in float32
+        copied.register_forward_pre_hook(_in_double)
     n_classes = _count_classes(copied, like.new_zeros(2, *shape) + 0.5)
     copied.image_shape, copied.normalization, copied.n_classes = shape, applied, n_classes
     return PublicModel(copied, shape, applied, n_classes)
@@ -82,6 +89,10 @@ def public_model(
 
 def _normalize(model: Any, given: tuple[Any, ...]) -> tuple[Any, ...]:
     return ((given[0] - model._pixel_mean) / model._pixel_std, *given[1:])
+
+
+def _in_double(_: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (given[0].double(), *given[1:])
 
 
 def _count_classes(model: nn.Module, images: Tensor) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import pickle
 from collections.abc import Callable
@@ -86,6 +87,13 @@ def test_a_module_may_carry_shape_and_normalization() -> None:
         public_model(model, normalization=GREY)
     with pytest.raises(ShapeError, match=r"takes images \(1, 4, 4\), but image_shape is \(1, 5, 5\)"):
         public_model(model, (1, 5, 5))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("model", [network(), Backbone(MLP(SHAPE, [4]), 3, GREY)], ids=["module", "backbone"])
+def test_models_in_half_precision_are_refused(model: nn.Module, dtype: torch.dtype) -> None:
+    with pytest.raises(UnsupportedModelError, match=f"has parameters of {dtype}; attacks need .*: call .float()"):
+        public_model(copy.deepcopy(model).to(dtype), SHAPE)
 
 
 def test_a_backbone_stays_what_it_is() -> None:

@@ -38,6 +38,8 @@ def clipped_examples(gradients: Update, bound: float) -> Update:
 
 def clip_factors(squared: Tensor, bound: float) -> Tensor:
     """The factors, at most 1, that clip gradients of the given squared norms; elementwise."""
+    if bound == math.inf:
+        return torch.ones_like(squared)  # the unused quotient has a derivative too: 0 times infinity
     # finite derivative at a norm of zero
     norm = squared.clamp_min(torch.finfo(squared.dtype).tiny).sqrt()
     return torch.where(norm > bound, bound / norm, 1.0)

@@ -45,6 +45,10 @@ def test_edges(update: Update) -> None:
         assert norm(released) == 0
         slopes = torch.autograd.grad(sum(value.sum() for value in released.values()), list(zeros.values()))
         assert all(torch.isfinite(slope).all() for slope in slopes)
+    for bound in (1e6, math.inf):
+        own = {name: value.clone().requires_grad_() for name, value in update.items()}
+        slopes = torch.autograd.grad(sum(value.sum() for value in clipped(own, bound).values()), list(own.values()))
+        assert all(torch.equal(slope, torch.ones_like(slope)) for slope in slopes)
     assert norm(clipped(update, 0.0)) == 0
     assert norm(clipped_examples({"a": torch.ones(3, 2)}, 0.0)) == 0
 

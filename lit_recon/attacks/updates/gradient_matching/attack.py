@@ -383,11 +383,12 @@ class GradientMatching(FurtherStarts):
                     variable.grad = None
             torch.autograd.backward(drawn, direction)
         finite = torch.isfinite(images.detach()).flatten(1).all(1)
-        rows = torch.stack([total, *(value.detach() for value in terms.values()), finite], dim=1).tolist()
+        lost = direction.isnan().flatten(1).any(1)
+        rows = torch.stack([total, *(value.detach() for value in terms.values()), finite, lost], dim=1).tolist()
         for j, problem in enumerate(chosen):
             if self.labels.optimised and evaluation.labels is not None:
                 problem.variables["labels"].grad = evaluation.labels[j]
-            row = dict(zip(("loss", *terms, "finite"), rows[j], strict=True))
+            row = dict(zip(("loss", *terms, "finite", "lost"), rows[j], strict=True))
             keep, trace = final and self.keep == "last", final or state.step % self.log_every == 0
             problem.note(state.step, row, images[j].detach(), labels[j], keep, self.objective.matches, trace)
         return total

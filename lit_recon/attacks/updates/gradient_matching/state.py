@@ -119,9 +119,12 @@ class Problem:
         self, step: int, row: dict[str, float], images: Tensor, labels: Tensor, keep: bool, matches: bool, trace: bool
     ) -> None:
         """Store the iterate if it is the best or to `keep`, by the data term where it `matches`; and its `trace`."""
-        loss, finite = row["loss"], row.pop("finite")
-        if not math.isfinite(loss) or not finite:
-            self.diverged_at = step if self.diverged_at is None else self.diverged_at
+        loss, finite, lost = row["loss"], row.pop("finite"), row.pop("lost")
+        finite = finite and math.isfinite(loss)
+        # signs of an undefined direction are zero: the candidate would stay where it is without a word
+        if self.diverged_at is None and (not finite or (lost and self.kept is None)):
+            self.diverged_at = step
+        if not finite:
             return
         if self.renews and math.isinf(self.best_loss):
             self.loss_before = loss  # the first one of a penalty that was renewed

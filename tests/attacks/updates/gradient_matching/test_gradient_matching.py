@@ -27,6 +27,7 @@ from lit_recon.attacks.updates import (
     KnownLabels,
     MapMatching,
     Pixels,
+    Prior,
     SquaredError,
     TotalVariation,
 )
@@ -175,6 +176,18 @@ def test_divergence_is_noted_and_survived(observe: Observe) -> None:
     result = attack(observe("mlp"))
     assert torch.isfinite(result.images).all()
     assert any("diverged" in note for note in result.notes)
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_a_loss_without_a_derivative_is_noted(observe: Observe, signed: bool) -> None:
+    class Kink(Prior):
+        def __call__(self, images: torch.Tensor, *_: Any) -> torch.Tensor:
+            return (0 * images).flatten(1).sum(1).sqrt()
+
+    attack = GradientMatching(priors=[Kink(1.0)], solver=Adam(signed=signed), labels=KnownLabels(), steps=4)
+    result = attack(observe())
+    assert result.notes == ("1 of 1 restarts diverged, first at step 0",)
+    assert torch.isfinite(result.images).all()
 
 
 def test_trace_has_every_term(observe: Observe) -> None:

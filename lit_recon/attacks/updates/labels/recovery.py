@@ -77,6 +77,7 @@ class IDLG(LabelRecovery):
     The head's bias gradient is p - e_y: negative at the label only. The row c of its weight gradient is (p - e_y)_c
     times the head's input, and the entries of p - e_y sum to zero; hence with three classes or more the label's row
     is the longest, for inputs of any sign, and with two classes after a ReLU, or after Adam, it is the negative one.
+    Rows tell where the head has no bias, or none of its entries was sent.
 
     Source: [Zhao2020], whose rule (inner products of rows, or signs) is restated by norms.
     """
@@ -87,27 +88,30 @@ class IDLG(LabelRecovery):
                 f"IDLG recovers the label of one image; this client has {observation.n_examples}: use HeadCounts"
             )
         require_cross_entropy(observation, "IDLG", "reveal the labels and use KnownLabels")
-        find_head(observation, "IDLG")
+        weight, bias = find_head(observation, "IDLG")
+        # a bias may be frozen, or its gradient not sent
+        without_bias = bias is None or (observation.update[weight].any() and not observation.update[bias].any())
+        if without_bias and not _row_norms_tell(observation) and (probe_inputs(observation) < 0).any():
+            raise UnsupportedModelError(
+                "IDLG for two classes, or after Adam, needs the gradient of the head's bias, or non-negative inputs (a "
+                "ReLU before it); here is neither: reveal the labels and use KnownLabels, or optimize them with "
+                "JointLabels"
+            )
 
     def __call__(self, observation: Observation) -> tuple[Tensor, tuple[str, ...]]:
         self.check(observation)
         weight, bias = find_head(observation, "IDLG")
-        gradient = observation.update[weight if bias is None else bias]
-        label = _label_by_rows(observation, gradient) if bias is None else gradient.argmin()
-        silent = () if gradient.any() else ("labels: the head's gradient is zero, so the label is a guess",)
+        rows, entries = observation.update[weight], None if bias is None else observation.update[bias]
+        if entries is not None and entries.any():
+            return entries.argmin().view(1), ()
+        label = rows.norm(dim=1).argmax() if _row_norms_tell(observation) else rows.sum(dim=1).argmin()
+        silent = () if rows.any() else ("labels: the head's gradient is zero, so the label is a guess",)
         return label.view(1), silent
 
 
-def _label_by_rows(observation: Observation, gradient: Tensor) -> Tensor:
-    if observation.n_classes > 2 and keeps_magnitudes(observation):
-        longest: Tensor = gradient.norm(dim=1).argmax()
-        return longest
-    if (probe_inputs(observation) < 0).any():
-        raise UnsupportedModelError(
-            "IDLG for two classes, or after Adam, needs a head with bias or non-negative inputs (a ReLU before it); "
-            "this model has neither: reveal the labels and use KnownLabels, or optimize them with JointLabels"
-        )
-    return gradient.sum(dim=1).argmin()
+def _row_norms_tell(observation: Observation) -> bool:
+    """Whether the longest row of the head's weight gradient is the label's."""
+    return observation.n_classes > 2 and keeps_magnitudes(observation)
 
 
 class HeadCounts(LabelRecovery):

@@ -160,6 +160,28 @@ def test_one_label_of_two_classes_without_bias_or_sign_is_refused() -> None:
         IDLG()(observe(Perceptron(2, nn.Tanh(), bias=False), [1]))
 
 
+def without_bias_entries(seen: Observation) -> Observation:
+    return replace(seen, update={**seen.update, "layers.3.bias": torch.zeros(seen.n_classes)})
+
+
+@pytest.mark.parametrize("recovery", [IDLG(), HeadCounts()])
+@pytest.mark.parametrize(("n_classes", "activation"), [(2, nn.ReLU()), (5, nn.ReLU()), (5, nn.Tanh())])
+def test_rows_tell_one_label_where_the_bias_was_not_sent(
+    recovery: LabelRecovery, n_classes: int, activation: nn.Module
+) -> None:
+    torch.manual_seed(0)
+    model = Perceptron(n_classes, activation)
+    for label in range(n_classes):
+        assert recovery(without_bias_entries(observe(model, [label], seed=label))) == (torch.tensor([label]), ())
+
+
+def test_one_label_without_bias_entries_or_sign_is_refused_before_the_attack() -> None:
+    seen = observe(Perceptron(2, nn.Tanh()), [1])
+    IDLG().check(seen)
+    with pytest.raises(UnsupportedModelError, match="two classes"):
+        IDLG().check(without_bias_entries(seen))
+
+
 def test_idlg_refuses_a_batch() -> None:
     with pytest.raises(ThreatModelError, match="has 2: use HeadCounts"):
         IDLG()(observe(Perceptron(4, nn.ReLU()), [1, 2]))

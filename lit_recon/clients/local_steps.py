@@ -117,6 +117,15 @@ class LocalSteps:
         """Displacement by a constant gradient of 1 at rate 1: the sum over steps s of 1 + m + ... + m^s."""
         return path_length(self.steps, self.momentum)
 
+    @property
+    def largest_weight(self) -> float:
+        """Of an image in the displacement by constant gradients, relative to the mean of all images' weights."""
+        weights = [0.0] * self.batches
+        for step in range(self.steps):
+            # a gradient moves the weights in its own step and, by momentum, in all later ones
+            weights[step % self.batches] += sum(self.momentum**i for i in range(self.steps - step))
+        return self.batches * max(weights) / self.path
+
     def least_change(self, name: str, parameter: Tensor) -> Tensor:
         """Released entries of a parameter that moves by the spacing of its floating-point numbers in every step."""
         moved = self.steps * spacing(parameter)

@@ -70,6 +70,16 @@ def test_one_step_is_the_gradient(model: Backbone, batch: tuple) -> None:
         torch.testing.assert_close(update[name], value, rtol=1e-9, atol=1e-13)
 
 
+@pytest.mark.parametrize(
+    ("steps", "batches", "momentum", "largest"),
+    [(1, 1, 0.9, 1.0), (4, 2, 0.0, 1.0), (3, 2, 0.0, 4 / 3), (5, 4, 0.0, 8 / 5), (2, 2, 0.5, 1.5 / 1.25)],
+)
+def test_images_of_some_mini_batches_count_more(
+    model: Backbone, steps: int, batches: int, momentum: float, largest: float
+) -> None:
+    assert LocalSteps(model, steps, 0.1, momentum, None, batches).largest_weight == pytest.approx(largest)
+
+
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_short_steps_release_nearly_the_gradient(model: Backbone, batch: tuple, momentum: float) -> None:
     update = LocalSteps(model, 4, 1e-6, momentum, {"trunk.layers.0": 1e-7})(Weights.of(model), Batch(*batch))

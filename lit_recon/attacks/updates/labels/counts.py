@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lit_recon.attacks.updates.labels.equations import Fit, HeadEquations, prior_guess
-from lit_recon.attacks.updates.labels.head import HeadGradient
+from lit_recon.attacks.updates.labels.head import ROUNDING, HeadGradient
 
 #: Damping of the two linear systems, relative to their mean eigenvalue.
 WEIGHT_DAMPING, BIAS_DAMPING = 1e-4, 1e-2
@@ -143,14 +143,15 @@ def counts_by_signs(head: HeadGradient) -> LabelCounts:
 def lower_bounds(head: HeadGradient) -> Tensor:
     """Lower bound on the count of each class, `(k,)`.
 
-    The bias entry of class c is `mean_i p_ic - a_c / n` for count a_c, so a_c > -n G_b[c]. After a ReLU a class that
-    does not occur has a row of weights `mean_i p_ic h_i` without negative entries; a negative one proves it occurs.
-    If noise or pruning makes these bounds exceed the batch size, all are zero.
+    The bias entry of class c is `mean_i p_ic - a_c / n` for count a_c, so a_c > -n G_b[c]; where images of some
+    mini-batches count more, n is divided by their weight. After a ReLU a class that does not occur has a row of weights
+    `mean_i p_ic h_i` without negative entries; a negative one proves it occurs. If noise or pruning makes these bounds
+    exceed the batch size, all are zero.
 
     Source: the first bound is that of [Zhao2020] and [Yin2021] made quantitative; the second extends [Zhao2020].
     """
-    n = head.n_examples
-    lower = (-n * (head.bias_gradient + SIGMAS * head.bias_noise) - 1e-4).ceil().clamp(min=0).long()
+    n, largest = head.n_examples, head.bias_gradient + SIGMAS * head.bias_noise
+    lower = (-n / head.largest_weight * largest - 1e-4).ceil().clamp(min=0).long()
     if head.non_negative:
         lower = torch.maximum(lower, _surely_present(head).long())
     return lower if int(lower.sum()) <= n else torch.zeros_like(lower)
@@ -171,8 +172,11 @@ def whole_counts(head: HeadGradient, lower: Tensor) -> Tensor | None:
     """Counts `(k,)` if one probability vector, uniform or that of noise images, makes them whole numbers.
 
     None if they are so far from whole numbers that chance would bring k - 1 unrelated ones as near in one case of a
-    hundred, or if they violate the lower bounds: the probabilities then differ between images.
+    hundred, or if they violate the lower bounds: the probabilities then differ between images. None, too, where
+    mini-batches count differently: true counts then are not whole, and others may be.
     """
+    if head.largest_weight > 1 + ROUNDING:
+        return None
     tolerance = min(0.4, 0.5 * CHANCE ** (1 / (head.n_classes - 1)))
     for probabilities in (torch.full_like(head.usual, 1 / head.n_classes), head.usual):
         counts = head.n_examples * (probabilities - head.bias_gradient)

@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from lit_recon.clients.aggregate import one_client
 from lit_recon.clients.gradient import pure_copy
+from lit_recon.clients.local_steps import LocalSteps
 from lit_recon.errors import ThreatModelError, UnsupportedModelError
 from lit_recon.records import BatchNormMode, Observation
 from lit_recon.solving import least_squares
@@ -135,6 +136,7 @@ class HeadGradient:
         weight, bias: `(k, d)`, `(k,)`: W and b.
         non_negative: inputs are non-negative, as after a ReLU.
         usual: `(k,)`: mean class probabilities of noise images; before training close to those of any image.
+        largest_weight: of an image in the gradient, relative to the mean; above 1 if mini-batches count differently.
     """
 
     weight: Tensor
@@ -144,6 +146,7 @@ class HeadGradient:
     n_examples: int
     non_negative: bool
     usual: Tensor
+    largest_weight: float = 1.0
 
     @property
     def n_classes(self) -> int:
@@ -182,6 +185,7 @@ def head_gradient(observation: Observation) -> HeadGradient:
             "attack one image with IDLG, reveal the labels and use KnownLabels, or optimize them with JointLabels"
         )
     inputs = exact(probe_inputs(observation))
+    rule, _ = one_client(observation.operator)
     public = exact(observation.parameters[weight]), exact(observation.parameters[bias])
     return HeadGradient(
         *public,
@@ -190,6 +194,7 @@ def head_gradient(observation: Observation) -> HeadGradient:
         observation.n_examples,
         non_negative=bool((inputs >= 0).all()),
         usual=torch.softmax(nn.functional.linear(inputs, *public), dim=1).mean(dim=0),
+        largest_weight=rule.largest_weight if isinstance(rule, LocalSteps) else 1.0,
     )
 
 

@@ -179,6 +179,7 @@ def test_counts_before_training_come_out_whole() -> None:
     assert count_labels(replace(uniform, usual=head.usual), trials=50, seed=0).support == "whole"
     assert whole_counts(replace(head, usual=uniform.usual), lower_bounds(head)) is None
     assert whole_counts(head, torch.full((4,), 12)) is None
+    assert whole_counts(replace(head, largest_weight=4 / 3), lower_bounds(head)) is None
 
 
 def test_many_examples_of_very_many_classes_are_not_searched() -> None:

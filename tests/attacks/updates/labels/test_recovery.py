@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from lit_recon.attacks.updates.labels.counts import lower_bounds
 from lit_recon.attacks.updates.labels.head import find_head, head_gradient, probe_inputs
 from lit_recon.attacks.updates.labels.recovery import IDLG, HeadCounts, JointLabels, KnownLabels, LabelRecovery
 from lit_recon.clients import BatchNormMode, GradientOperator, LocalSteps
@@ -37,8 +39,9 @@ def observe(
     mode: BatchNormMode = "eval",
     known: bool = False,
     adam: int = 0,
+    sgd: dict[str, Any] | None = None,
 ) -> Observation:
-    """What a client with random 8x8 images of these labels releases; `adam`: after so many steps of Adam."""
+    """What a client with random 8x8 images of these labels releases; `adam`: after so many steps of Adam, or `sgd`."""
     images, classes = (
         torch.rand(len(labels), 1, 8, 8, generator=torch.Generator().manual_seed(seed)),
         torch.tensor(labels),
@@ -47,6 +50,8 @@ def observe(
     weights = Weights.of(model)
     if adam:
         operator = LocalSteps(model, adam, 1e-3, batch_norm=mode, optimizer="adam")
+    if sgd is not None:
+        operator = LocalSteps(model, batch_norm=mode, **sgd)
     update = operator(weights, Batch(images, classes))
     n_classes = model(images).shape[1]
     told = classes if known else None
@@ -229,6 +234,20 @@ def test_notes_say_how_sure_the_counts_are(model: nn.Module, spread: float, labe
     found, notes = HeadCounts()(observe(model, labels))
     assert found.tolist() == labels
     assert told in notes[0]
+
+
+@pytest.mark.parametrize(
+    "sgd",
+    [{"steps": 3, "batches": 2}, {"steps": 5, "batches": 4}, {"steps": 2, "batches": 2, "momentum": 0.9}],
+    ids=["3 of 2", "5 of 4", "momentum"],
+)
+def test_bounds_hold_where_some_images_count_more(sgd: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    for seed in range(5):
+        seen = observe(Perceptron(10, nn.ReLU()), [0, 0, 0, 1, 2, 2, 2, 2], seed, sgd={"lr": 0.01, **sgd})
+        lower = lower_bounds(head_gradient(seen))
+        assert (lower <= torch.tensor([3, 1, 4] + 7 * [0])).all()
+        assert lower.sum() >= 5
 
 
 @pytest.mark.parametrize("mode", ["eval", "train"])

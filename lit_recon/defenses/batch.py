@@ -66,6 +66,7 @@ class NetworkDropout(Defense):
     `prepare` adds a mask buffer to the layers, all ones for evaluation and for attackers who do not know the defense.
     One who does takes the mask from the layer's gradient: a zero column belongs to an input that no example used. For
     one example that is the whole mask; for `n` the other inputs are set to their expectation, `1 / (1 - rate^n)`.
+    Without the layer's gradient all are set to theirs, 1.
 
     Args:
         rate: probability that an input is dropped, in [0, 0.999].
@@ -111,7 +112,9 @@ class NetworkDropout(Defense):
         expectation, masks = 1 / (1 - self.rate**n_examples), {}
         for name in self.layers:
             gradient = observed[f"{name}.weight"]
-            masks[f"{name}.{_MASK}"] = (gradient != 0).any(dim=0, keepdim=True).to(gradient.dtype) * expectation
+            used = (gradient != 0).any(dim=0, keepdim=True)
+            # a gradient that was not released tells of no input
+            masks[f"{name}.{_MASK}"] = torch.where(used.any(), used.to(gradient.dtype) * expectation, 1.0)
         return {**buffers, **masks}
 
     def require_shares(self) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from lit_recon.defenses import Batch, BatchGradient, NetworkDropout, defended_gradient
+from lit_recon.defenses import Batch, BatchGradient, Chain, ExcludedVariables, NetworkDropout, defended_gradient
 from lit_recon.errors import ConfigError, UnsupportedModelError
 from lit_recon.models import Backbone
 
@@ -108,6 +108,22 @@ def test_several_examples_leave_an_expectation(model: Backbone) -> None:
     assert mask[0, 7] == 0
     torch.testing.assert_close(mask[0, 0], torch.tensor(1 / (1 - 0.5**3)))
     assert NetworkDropout().simulate_buffers(buffers, observed, 3) is buffers
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_gradient_that_was_not_released_tells_of_no_input(
+    model: Backbone, gradient_of: GradientOf, batch: Batch, generator: torch.Generator, n: int
+) -> None:
+    dropout = NetworkDropout(0.5)
+    defense, prepared = Chain([dropout, ExcludedVariables(["head.weight"])]), dropout.prepare(model)
+    released = defended_gradient(defense, prepared, gradient_of(prepared), batch.examples(0, n), generator)
+    assert released["trunk.layers.0.weight"].any()
+    buffers = dict(prepared.named_buffers())
+    found = defense.simulate_buffers(buffers, released, n)
+    torch.testing.assert_close(found, buffers)
+    stacked = {name: value.expand(2, *value.shape) for name, value in released.items()}
+    mapped = torch.func.vmap(lambda seen: defense.simulate_buffers(buffers, seen, n)["head.dropout_mask"])(stacked)
+    torch.testing.assert_close(mapped, buffers["head.dropout_mask"].expand(2, 1, 54))
 
 
 def test_unknown_and_repeated_layers_are_refused(model: Backbone) -> None:

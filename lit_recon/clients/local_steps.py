@@ -100,9 +100,14 @@ class LocalSteps:
     def __call__(self, weights: Weights, batch: Batch, differentiable: Differentiable = "no") -> Update:
         after = self.train(weights, batch, differentiable)
         update = {name: before - after[name] for name, before in weights.parameters.items()}
-        if self.release == "difference":
-            return update
-        return {name: value / (self.rates[name] * self.path) for name, value in update.items()}
+        return update if self.release == "difference" else self._divided(update)
+
+    def as_gradient(self, update: Update) -> Update:
+        """A released update as `release="gradient"` would have it."""
+        return update if self.release == "gradient" else self._divided(update)
+
+    def _divided(self, difference: Update) -> Update:
+        return {name: value / (self.rates[name] * self.path) for name, value in difference.items()}
 
     @property
     def parts(self) -> int:

@@ -173,7 +173,8 @@ def whole_counts(head: HeadGradient, lower: Tensor) -> Tensor | None:
 
     None if they are so far from whole numbers that chance would bring k - 1 unrelated ones as near in one case of a
     hundred, or if they violate the lower bounds: the probabilities then differ between images. None, too, where
-    mini-batches count differently: true counts then are not whole, and others may be.
+    mini-batches count differently: true counts then are not whole, and others may be. Counts that a bias gradient of
+    zero would give are taken only where it is small beside the weights': all of the gradient may be scaled down.
     """
     if head.largest_weight > 1 + ROUNDING:
         return None
@@ -182,9 +183,21 @@ def whole_counts(head: HeadGradient, lower: Tensor) -> Tensor | None:
         counts = head.n_examples * (probabilities - head.bias_gradient)
         whole = counts.round().long()
         possible = int(whole.sum()) == head.n_examples and bool((whole >= lower).all())
-        if possible and (counts - whole).abs().max() < tolerance:
+        near = possible and (counts - whole).abs().max() < tolerance
+        trivial = torch.equal(whole, (head.n_examples * probabilities).round().long())
+        if near and (not trivial or _balanced(head, tolerance)):
             return whole
     return None
+
+
+def _balanced(head: HeadGradient, tolerance: float) -> bool:
+    """Whether the bias gradient is that of equal counts up to `tolerance` images, whatever the gradient's scale.
+
+    With equal counts, what the inputs have in common cancels in the weights' gradient: of n unrelated parts, it has at
+    most about the norm of one input over the root of n.
+    """
+    scale = float(head.weight_gradient.norm()) * math.sqrt(head.n_examples)
+    return head.n_examples * float(head.bias_gradient.abs().max()) * head.usual_norm < tolerance * scale
 
 
 def _surely_present(head: HeadGradient) -> Tensor:

@@ -13,7 +13,7 @@ from lit_recon.clients.aggregate import one_client
 from lit_recon.clients.gradient import pure_copy
 from lit_recon.clients.local_steps import LocalSteps
 from lit_recon.errors import ThreatModelError, UnsupportedModelError
-from lit_recon.records import BatchNormMode, Observation
+from lit_recon.records import BatchNormMode, Observation, Update
 from lit_recon.solving import least_squares
 
 #: Relative rounding error of a float32 gradient.
@@ -32,6 +32,12 @@ def require_cross_entropy(observation: Observation, what: str, remedy: str) -> N
 def keeps_magnitudes(observation: Observation) -> bool:
     """Whether the update is a sum of gradients, as SGD's is; Adam's is little more than their signs."""
     return getattr(one_client(observation.operator)[0], "optimizer", "sgd") == "sgd"
+
+
+def mean_gradient(update: Update, observation: Observation) -> Update:
+    """A client's update in units of a gradient, also where it releases the difference of weights."""
+    rule, _ = one_client(observation.operator)
+    return rule.as_gradient(update) if isinstance(rule, LocalSteps) else update
 
 
 def require_magnitudes(observation: Observation, what: str) -> None:
@@ -137,6 +143,7 @@ class HeadGradient:
         non_negative: inputs are non-negative, as after a ReLU.
         usual: `(k,)`: mean class probabilities of noise images; before training close to those of any image.
         largest_weight: of an image in the gradient, relative to the mean; above 1 if mini-batches count differently.
+        usual_norm: root mean square norm of the inputs for noise images; 0: not known.
     """
 
     weight: Tensor
@@ -147,6 +154,7 @@ class HeadGradient:
     non_negative: bool
     usual: Tensor
     largest_weight: float = 1.0
+    usual_norm: float = 0.0
 
     @property
     def n_classes(self) -> int:
@@ -187,14 +195,16 @@ def head_gradient(observation: Observation) -> HeadGradient:
     inputs = exact(probe_inputs(observation))
     rule, _ = one_client(observation.operator)
     public = exact(observation.parameters[weight]), exact(observation.parameters[bias])
+    gradient = mean_gradient(observation.update, observation)
     return HeadGradient(
         *public,
-        exact(observation.update[weight]),
-        exact(observation.update[bias]),
+        exact(gradient[weight]),
+        exact(gradient[bias]),
         observation.n_examples,
         non_negative=bool((inputs >= 0).all()),
         usual=torch.softmax(nn.functional.linear(inputs, *public), dim=1).mean(dim=0),
         largest_weight=rule.largest_weight if isinstance(rule, LocalSteps) else 1.0,
+        usual_norm=float(inputs.square().sum(dim=1).mean().sqrt()),
     )
 
 

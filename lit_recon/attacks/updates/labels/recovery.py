@@ -125,8 +125,8 @@ class HeadCounts(LabelRecovery):
        training); else, as an estimate, those of least residual, or beyond 64 classes a first guess.
 
     The update is the gradient of the mean cross-entropy on a linear head with bias; of several local steps, the mean
-    gradient (`release="gradient"`). Notes say which case it was. Noise, seen in columns that should sum to zero, widens
-    the bounds. From the steps of Adam, whose signs are those of the gradient, counts are estimated.
+    gradient or the difference of weights. Notes say which case it was. Noise, seen in columns that should sum to zero,
+    widens the bounds. From the steps of Adam, whose signs are those of the gradient, counts are estimated.
 
     Args:
         trials: largest number of counts to try; 0.05 to 0.5 seconds each on one core at 10 classes. 0: first guess.

@@ -30,7 +30,8 @@ def head_of_batch(
     loss = nn.functional.cross_entropy(nn.functional.linear(inputs, weight, bias), labels)
     gradients = torch.autograd.grad(loss, (weight, bias))
     public = (t.detach().double() for t in (weight, bias, *gradients))
-    return HeadGradient(*public, len(labels), non_negative=True, usual=bias.detach().double().softmax(dim=0))
+    usual, norm = bias.detach().double().softmax(dim=0), float(inputs.square().sum(dim=1).mean().sqrt())
+    return HeadGradient(*public, len(labels), non_negative=True, usual=usual, usual_norm=norm)
 
 
 def draw(n: int, n_classes: int, seed: int) -> Tensor:
@@ -180,6 +181,17 @@ def test_counts_before_training_come_out_whole() -> None:
     assert whole_counts(replace(head, usual=uniform.usual), lower_bounds(head)) is None
     assert whole_counts(head, torch.full((4,), 12)) is None
     assert whole_counts(replace(head, largest_weight=4 / 3), lower_bounds(head)) is None
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.1, 0.01])
+@pytest.mark.parametrize("counts", [[3, 3, 3, 3], [6, 3, 3, 0], [4, 3, 3, 2]])
+def test_a_gradient_scaled_down_does_not_look_balanced(factor: float, counts: list[int]) -> None:
+    labels = torch.arange(4).repeat_interleave(torch.tensor(counts))
+    head = head_of_batch(labels, 4, 0, scale=0.01, spread=0.0)
+    smaller = replace(head, weight_gradient=factor * head.weight_gradient, bias_gradient=factor * head.bias_gradient)
+    found = whole_counts(smaller, lower_bounds(smaller))
+    assert (found is not None) == (factor == 1.0 or counts == [3, 3, 3, 3])
+    assert found is None or found.tolist() == counts
 
 
 def test_many_examples_of_very_many_classes_are_not_searched() -> None:

@@ -250,6 +250,18 @@ def test_bounds_hold_where_some_images_count_more(sgd: dict[str, Any]) -> None:
         assert lower.sum() >= 5
 
 
+def test_a_difference_of_weights_is_counted_in_units_of_a_gradient() -> None:
+    torch.manual_seed(0)
+    model, sgd = Perceptron(5, nn.ReLU()), {"steps": 2, "lr": 0.01, "layer_lrs": {"layers.3.bias": 0.1}}
+    labels = [0, 0, 0, 1, 4]
+    gradient, difference = (observe(model, labels, sgd={**sgd, "release": form}) for form in ("gradient", "difference"))
+    torch.testing.assert_close(head_gradient(difference).bias_gradient, head_gradient(gradient).bias_gradient)
+    torch.testing.assert_close(head_gradient(difference).weight_gradient, head_gradient(gradient).weight_gradient)
+    found, [note] = HeadCounts(trials=0)(difference)
+    assert found.tolist() == labels
+    assert "are whole numbers" in note
+
+
 @pytest.mark.parametrize("mode", ["eval", "train"])
 def test_counts_behind_batch_norm_in_either_mode(mode: BatchNormMode) -> None:
     torch.manual_seed(0)

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
-from torch.nn.functional import fold
+from torch.nn.functional import cosine_similarity, fold
 
 from lit_recon.attacks.base import Attack
 from lit_recon.attacks.updates.feature_maps.convolutions import PatchEmbedding, find_patch_embedding
@@ -28,6 +28,7 @@ from lit_recon.attacks.updates.labels.head import (
     exact,
     find_head,
     linear_calls,
+    mean_gradient,
     require_cross_entropy,
     require_magnitudes,
 )
@@ -56,7 +57,7 @@ class FirstLayer:
     Attributes:
         seen: the observation.
         name: of the layer.
-        weight, bias: its gradient, `(m, d)` and `(m,)`, in double precision on the CPU.
+        weight, bias: its gradient, `(m, d)` and `(m,)`, in double precision on the CPU; the mean one of local steps.
     """
 
     seen: Observation
@@ -67,7 +68,8 @@ class FirstLayer:
     @staticmethod
     def of(seen: Observation, name: str) -> FirstLayer:
         """The layer of this name."""
-        return FirstLayer(seen, name, exact(seen.update[f"{name}.weight"]), exact(seen.update[f"{name}.bias"]))
+        gradient = mean_gradient(seen.update, seen)
+        return FirstLayer(seen, name, exact(gradient[f"{name}.weight"]), exact(gradient[f"{name}.bias"]))
 
     @property
     def rows(self) -> Tensor:
@@ -85,8 +87,8 @@ class FirstLayer:
             (image.expand(parts, *image.shape), label.expand(parts))
             for image, label in zip(images, labels, strict=True)
         )
-        singles = (_update(*one, self.seen) for one in alike)
-        return exact(torch.stack([update[f"{self.name}.bias"] for update in singles]))
+        singles = (mean_gradient(_update(*one, self.seen), self.seen) for one in alike)
+        return exact(torch.stack([gradient[f"{self.name}.bias"] for gradient in singles]))
 
     def derivatives_by_class(self, images: Tensor, classes: Tensor) -> Tensor:
         """The same for every image and each of the classes `(q,)`: `(n, q, m)`."""
@@ -240,6 +242,23 @@ def invert(derivatives: Tensor, weight: Tensor) -> Inverted:
     return Inverted(inputs, float((variance / values).mean().sqrt()) if values.min() > 0 else torch.inf)
 
 
+def _distorted(derivatives: Tensor, weight: Tensor, largest: float) -> bool:
+    """Whether entries seem to be cut off or hidden in a way that the fit does not show.
+
+    Cut off entries are the largest ones of several rows. An input whose column of weights is zero may have been 0, or
+    anything, with an error of about 1: so many may be zero that the root mean square error is at most `largest`.
+    """
+    cut = any(int((size == size.max()).any(dim=1).sum()) > 1 for size in (weight.abs(), derivatives.T.abs()))
+    return cut or float((weight == 0).all(dim=0).double().mean()) > largest**2
+
+
+def _unexplained(images: Tensor, labels: Tensor, observation: Observation) -> float:
+    """Sine of the angle between the candidate's update and the observed one: clipping does not change it."""
+    candidate, observed = _update(images, labels, observation), observation.update
+    one, two = (torch.cat([exact(update[name]).flatten() for name in observed]) for update in (candidate, observed))
+    return float((1 - cosine_similarity(one, two, dim=0).square()).clamp(min=0).sqrt())
+
+
 class AnalyticInversion(LabelledAttack):
     """The image of a batch of one, or one image per label, from the gradient of a first fully connected layer.
 
@@ -253,7 +272,8 @@ class AnalyticInversion(LabelledAttack):
 
     The layer takes the pixels and has a bias, or is a convolution of patches without overlap. Rows of a hidden layer
     mix all images of a batch: `CocktailPartyAttack` separates them. A single image is certified where what the fit
-    leaves over says that its RMSE is at most 0.01.
+    leaves over says that its RMSE is at most 0.01. Where entries seem to be cut off or hidden, it also has to explain
+    the direction of the whole update to within 1 %.
 
     Args:
         labels: recovery of the batch's labels.
@@ -306,24 +326,30 @@ class AnalyticInversion(LabelledAttack):
             layer = first_layer(seen)
             derivatives, weight = layer.bias[None], layer.weight
         else:
-            derivatives = embedding.derivatives(exact(seen.update[embedding.positions]))
-            weight = exact(seen.update[f"{embedding.convolution.name}.weight"]).flatten(1)
+            gradient = mean_gradient(seen.update, seen)
+            derivatives = embedding.derivatives(exact(gradient[embedding.positions]))
+            weight = exact(gradient[f"{embedding.convolution.name}.weight"]).flatten(1)
         labels, notes = self.labels(seen)
         inputs, error = invert(derivatives, weight)
         if embedding is not None:
             kernel = embedding.convolution.kernel
             inputs = fold(inputs.T[None], seen.image_shape[1:], kernel, stride=kernel)
         images = to_pixels(inputs, seen)
-        error *= float(seen.normalization.tensors(images)[1].square().mean().sqrt())
+        unit = float(seen.normalization.tensors(images)[1].square().mean().sqrt())
+        error *= unit
+        certified = error <= CERTAIN
+        if certified and _distorted(derivatives, weight, CERTAIN / unit):
+            certified = _unexplained(images, labels, seen) < CERTAIN
         if not derivatives.any():
             notes = (*notes, "the first layer's gradient is zero: the image is a guess")
         elif error > CERTAIN:
             left = f"leave an expected RMSE of {error:.2g}" if error < torch.inf else "do not tell the image from noise"
             notes = (*notes, f"not certified: the gradients of the first layer {left}")
+        elif not certified:
+            hidden = "entries of the first layer's gradient seem to be cut off or hidden"
+            notes = (*notes, f"not certified: {hidden}, and the image does not explain the whole update")
         loss = relative_residual(images, labels, seen)
-        return Reconstruction(
-            images.to(seen.like), labels, loss, notes=notes, certified=torch.tensor([error <= CERTAIN])
-        )
+        return Reconstruction(images.to(seen.like), labels, loss, notes=notes, certified=torch.tensor([certified]))
 
     def _by_labels(self, layer: FirstLayer, labels: Tensor) -> tuple[Tensor, int]:
         """Images in the order of `labels` from the iteration of least residual, and its number."""

@@ -7,8 +7,17 @@ import torch
 from torch import Tensor, nn
 
 from lit_recon.attacks.updates import AnalyticInversion, HeadCounts, JointLabels, KnownLabels
-from lit_recon.clients import Client
+from lit_recon.clients import Client, LocalTraining
 from lit_recon.clients.gradient import GradientOperator
+from lit_recon.clients.local_steps import Release
+from lit_recon.defenses import (
+    Defense,
+    ExcludedVariables,
+    GaussianNoise,
+    GradientClipping,
+    OptimalGradientPruning,
+    PercentilePrivacy,
+)
 from lit_recon.errors import ConfigError, ShapeError, ThreatModelError, UnsupportedModelError
 from lit_recon.models import MLP, Backbone, ConvNet
 from lit_recon.records import Batch, Knowledge, Normalization, Observation, Weights
@@ -21,9 +30,11 @@ def draw(n: int, shape: tuple[int, int, int] = (3, 8, 8)) -> Tensor:
     return torch.rand(n, *shape, generator=torch.Generator().manual_seed(5))
 
 
-def observe(trunk: nn.Module, images: Tensor, labels: list[int], known: bool = True) -> Observation:
+def observe(
+    trunk: nn.Module, images: Tensor, labels: list[int], known: bool = True, defense: Defense | None = None
+) -> Observation:
     model = Backbone(trunk, 6, NORMALIZATION)
-    return Client(model).observe(images, torch.tensor(labels), Knowledge(labels=known))
+    return Client(model, defense=defense).observe(images, torch.tensor(labels), Knowledge(labels=known))
 
 
 def regression(n: int, labels: list[int], scale: float = 1.0, known: bool = True, bias: bool = True) -> Observation:
@@ -83,6 +94,54 @@ def test_rows_alone_are_worse() -> None:
     seen = regression(4, [1, 3, 2, 5])
     rows, solved = AnalyticInversion(iterations=0)(seen), AnalyticInversion()(seen)
     assert solved.loss < 1e-4 < 1e-2 < rows.loss
+
+
+@pytest.mark.parametrize(
+    "defense",
+    [
+        ExcludedVariables(["trunk.layers.0.weight"]),
+        ExcludedVariables("weight"),
+        PercentilePrivacy(10, 0.01),
+        PercentilePrivacy(10, 1e-5),
+        OptimalGradientPruning(0.5),
+    ],
+    ids=repr,
+)
+def test_entries_that_are_hidden_or_cut_off_are_not_taken_for_the_image(defense: Defense) -> None:
+    torch.manual_seed(0)
+    images = draw(1)
+    found = AnalyticInversion()(observe(MLP((3, 8, 8), [64]), images, [3], defense=defense))
+    assert (found.images - images).square().mean().sqrt() > 0.03
+    assert found.certified is not None
+    assert found.certified.tolist() == [False]
+    assert "cut off or hidden" in found.notes[-1]
+
+
+@pytest.mark.parametrize("defense", [None, GaussianNoise(1e-4), GradientClipping(0.01)], ids=repr)
+@pytest.mark.parametrize("black", [False, True])
+def test_images_are_certified_with_or_without_noise_and_clipping(defense: Defense | None, black: bool) -> None:
+    torch.manual_seed(0)
+    images = draw(1)
+    if black:
+        # every gradient of the first layer is zero there, and the largest one at all white pixels
+        mean, _ = NORMALIZATION.tensors(images)
+        images = torch.where(images < 0.5, mean, torch.ones(()))
+    found = AnalyticInversion()(observe(MLP((3, 8, 8), [64]), images, [3], defense=defense))
+    assert found.certified is not None
+    assert found.certified.tolist() == [True]
+    torch.testing.assert_close(found.images, images, rtol=0.0, atol=0.01)
+
+
+@pytest.mark.parametrize("release", ["gradient", "difference"])
+def test_rates_of_layers_do_not_scale_the_image(release: Release) -> None:
+    torch.manual_seed(0)
+    model, images = Backbone(MLP((3, 8, 8), [64]), 6, NORMALIZATION), draw(1)
+    rates = {"trunk.layers.0.bias": 0.1}
+    client = Client(model, rule=LocalTraining(steps=3, lr=0.01, layer_lrs=rates, release=release).operator)
+    found = AnalyticInversion()(client.observe(images, torch.tensor([3]), Knowledge(labels=True)))
+    assert found.certified is not None
+    assert found.certified.tolist() == [True]
+    torch.testing.assert_close(found.images, images, rtol=0.0, atol=1e-4)
 
 
 def test_no_gradient_is_called_a_guess() -> None:

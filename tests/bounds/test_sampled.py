@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from lit_recon.bounds import (
     GaussianPrior,
+    GaussianRelease,
     NetworkJacobian,
     SampledJacobian,
     remaining,
@@ -120,6 +121,17 @@ def test_directions_that_nothing_tells_are_unknown() -> None:
         unknown = unknown_basis(information, sampled.rounding(information))
         assert unknown.shape[1] == unknown_directions(information) == expected > 0
         assert (jacobian[kept] @ unknown).norm() < 1e-10 * jacobian.norm()
+
+
+def test_an_update_that_holds_nothing_leaves_every_direction_unknown() -> None:
+    """No neuron is active: all rows are zero, and so is their rounding error."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 400, dtype=torch.float64), nn.ReLU(), nn.Linear(400, 3).double())
+    torch.nn.init.constant_(model[1].bias, -100.0)
+    pixels = torch.rand(1, 1, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    jacobian = SampledJacobian(NetworkJacobian(model, Weights.of(model), Batch(pixels, torch.tensor([1]))))
+    information = jacobian.information(GaussianRelease(1.0))
+    assert jacobian.rounding(information) == 0
+    assert unknown_directions(information, jacobian.rounding(information)) == 64
 
 
 def test_clipping_hides_the_direction_that_changes_the_length_alone() -> None:

@@ -118,7 +118,8 @@ class NewtonRetraining(Reconstructor):
     """Find images on which the training gives the released weights, by a prediction that can be differentiated.
 
     For networks of any kind. It learns nothing from shadow models. The label is the one with which the first search
-    comes nearest.
+    comes nearest. Nothing is certified where the network has no more weights than an image has pixels: other images
+    then give the released weights, too.
 
     Args:
         trainings: most trainings per target; 0: the first search alone.
@@ -162,7 +163,18 @@ class NewtonRetraining(Reconstructor):
             "first order; it is certified if the trained weights differ from the released ones by at most "
             f"{self.certain:g} of the image's effect on the weights."
         )
-        return (how,)
+        if self._determined:
+            return (how,)
+        few = f"No image is certified: {self.plan.known.n_parameters} weights do not determine {self._pixels} pixels."
+        return (how, few)
+
+    @property
+    def _pixels(self) -> int:
+        return self.plan.fixed.pixels().shape[1:].numel()
+
+    @property
+    def _determined(self) -> bool:
+        return self._pixels < self.plan.known.n_parameters
 
     def reconstruct(self, differences: Tensor) -> ReconstructedTargets:
         p = self.plan.known.n_parameters
@@ -179,7 +191,8 @@ class NewtonRetraining(Reconstructor):
         train = training_of(self.plan, self.plan.fixed.pixels().shape[1:])
         found = [self._found(response, train, some, advance) for some in differences.split(self.together)]
         images, labels, distances = (torch.cat(parts) for parts in zip(*found, strict=True))
-        return ReconstructedTargets(images, labels, distances, distances <= self.certain if self.trainings else None)
+        certified = (distances <= self.certain) & self._determined
+        return ReconstructedTargets(images, labels, distances, certified if self.trainings else None)
 
     def _found(
         self, response: Callable[[], PathResponse], train: Training, released: Tensor, advance: Advance

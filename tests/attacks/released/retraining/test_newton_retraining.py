@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lit_recon.attacks.released import Background, NewtonRetraining, Reconstructor
 from lit_recon.attacks.released.retraining import newton as module
@@ -19,7 +19,7 @@ from lit_recon.attacks.shadow.path_response import PathResponse, ResponseSetting
 from lit_recon.data import InformedSplit, InformedSplitSettings, draw_informed_split
 from lit_recon.data.sources import Digits
 from lit_recon.errors import ConfigError, CorruptFileError, ShapeError, ThreatModelError
-from lit_recon.models.released import ReleasedCNN, ReleasedMLP
+from lit_recon.models.released import ReleasedCNN, ReleasedMLP, ReleasedNetwork, initialize_lecun
 
 N = 6
 #: A coarse prediction, and short searches.
@@ -231,3 +231,27 @@ def test_large_fixed_sets_are_trained_one_by_one_on_a_gpu_too(
         plan = ShadowPlan(ReleasedCNN((3, 10, 10), 10), split.fixed, GradientDescent(1), device=device)
         repetition.training_of(plan, torch.Size([3, 10, 10]))(images, torch.zeros(2, dtype=torch.int64))
     assert asked == ["loop", "vmap", "loop"]
+
+
+class Pooled(ReleasedNetwork):
+    """A convolution and the means of its maps: 50 weights for 64 pixels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        maps = (nn.Conv2d(1, 2, 3), nn.ELU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        self.layers = nn.Sequential(*maps, nn.Linear(2, 10))
+
+    def initialize(self, generator: torch.Generator) -> None:
+        initialize_lecun(self, generator)
+
+
+def test_weights_that_do_not_determine_the_pixels_certify_nothing(split: InformedSplit) -> None:
+    """Other images give the same weights: they are found, and are not the unknown ones."""
+    plan = ShadowPlan(Pooled(), split.fixed, GradientDescent(steps=5))
+    released = plan.train(split.targets, range(N), "loop", plan.reference())
+    fitted = fit(dataclasses.replace(COARSE, trainings=6), plan)
+    found = fitted.reconstruct(released)
+    assert (found.uncertainty < 0.01).any()
+    assert found.certified is not None
+    assert not found.certified.any()
+    assert fitted.notes[-1] == "No image is certified: 50 weights do not determine 64 pixels."

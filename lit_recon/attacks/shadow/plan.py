@@ -22,6 +22,7 @@ from lit_recon.attacks.shadow.engine import (
     train_models,
     train_reference,
 )
+from lit_recon.attacks.shadow.steps import Batches
 from lit_recon.attacks.shadow.store import ShadowStore
 from lit_recon.attacks.shadow.training import GradientDescent, KnownTraining, flat_weights
 from lit_recon.data import ImageSet, content_hash
@@ -83,7 +84,10 @@ class _Once:
 
 @dataclass(frozen=True, eq=False)
 class ShadowPlan:
-    """Models that are trained exactly and alike, each on the fixed set and one image of its own."""
+    """Models that are trained exactly and alike, each on the fixed set and one image of its own.
+
+    A `ConfigError` says that the first mini-batches, in an order known to all, do not contain this image.
+    """
 
     network: ReleasedNetwork
     fixed: ImageSet
@@ -94,6 +98,19 @@ class ShadowPlan:
     device: str = "cpu"
     start: Tensor | None = None  # known initial weights `(p,)` instead of random ones, such as pre-trained ones
     _reference: _Once = field(default_factory=_Once, init=False, repr=False)  # a copy with changes has its own
+
+    def __post_init__(self) -> None:
+        n, size = len(self.fixed), self.descent.batch_size
+        steps = self.descent.n_steps(n + 1)
+        if size is None or self.descent.has_own_order or steps * size > n:
+            return
+        batches = Batches(self.known, self.generators(range(1))).of(slice(0, 1))
+        if not any(numbers is not None and (numbers == n).any() for numbers in batches):
+            raise ConfigError(
+                f"the first {steps} mini-batches of {size}, in the order of seed {self.seed}, do not contain the "
+                f"unknown image: no model would depend on it; take {-(-(n + 1) // size)} steps, an epoch, or more, or "
+                "descent.order unknown"
+            )
 
     @property
     def known(self) -> KnownTraining:

@@ -29,6 +29,7 @@ from lit_recon.attacks.shadow.engines.general import train_vmap
 from lit_recon.attacks.shadow.steps import Batches
 from lit_recon.attacks.shadow.training import flat_weights, unflatten
 from lit_recon.data import ImageSet
+from lit_recon.data.dataset import seeded_generator
 from lit_recon.errors import ConfigError, ShapeError
 from lit_recon.models.released import ReleasedCNN, ReleasedMLP, ReleasedNetwork
 from tests.attacks.shadow.conftest import random_images
@@ -261,3 +262,23 @@ def test_batches_beyond_the_training_set_and_missing_orders_are_refused() -> Non
         known = training(GradientDescent(batch_size=4, order=order))  # type: ignore[arg-type]
         with pytest.raises(ShapeError, match=message):
             train_models(known, start_of(known), own.pixels().double(), own.labels, "batched_mlp")
+
+
+def test_an_image_that_no_step_uses_is_refused() -> None:
+    """Of 10 images, two batches of 2 have 4."""
+    fixed, images = random_images(N_FIXED, 0, side=5), random_images(1, 1, side=5)
+    network, refused = ReleasedMLP((1, 5, 5), 4, [6]), 0
+    for seed in range(10):
+        how: dict[str, Any] = {"seed": seed}
+        used = N_FIXED in torch.randperm(N_FIXED + 1, generator=seeded_generator(seed, "order"))[:4].tolist()
+        descent = GradientDescent(steps=2, batch_size=2)
+        if used:
+            plan = ShadowPlan(network, fixed, descent, **how)
+            assert plan.train(images, range(1), "loop", plan.reference()).norm() > 1e-3
+        else:
+            refused += 1
+            with pytest.raises(ConfigError, match=r"do not contain the unknown image.* take 5 steps"):
+                ShadowPlan(network, fixed, descent, **how)
+        ShadowPlan(network, fixed, dataclasses.replace(descent, order="unknown"), **how)
+        ShadowPlan(network, fixed, dataclasses.replace(descent, steps=5), **how)
+    assert 0 < refused < 10

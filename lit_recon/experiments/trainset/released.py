@@ -97,9 +97,9 @@ def training_set(settings: TrainsetSettings, seed: int) -> TrainingSet:
     pool, given, left_out = test.subset(in_pool(test, settings.examples.pool)), None, 0
     if settings.released is not None:
         given = _given(settings, test.image_shape, n_classes)
-        size = len(public) + len(pool)
+        size = len(public) + len(test)  # images of the other pool are not public either
         public, pool = without(public, given[0]), without(pool, given[0])
-        left_out = size - len(public) - len(pool)
+        left_out = size - len(public) - len(without(test, given[0]))
     counts = torch.bincount(pool.labels, minlength=n_classes)
     if settings.released is None and int(counts.min()) < 2 * wanted:
         raise ConfigError(

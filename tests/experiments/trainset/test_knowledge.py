@@ -245,3 +245,15 @@ def test_training_images_of_a_model_from_elsewhere_are_no_public_ones(tmp_path: 
     found = {image.tobytes() for image in (255 * images).round().to(torch.uint8).numpy()}
     assert found.isdisjoint(image.tobytes() for image in examples.public.numpy())
     assert found.isdisjoint(image.tobytes() for image in (255 * examples.others).round().to(torch.uint8).cpu().numpy())
+
+
+def test_training_images_of_the_other_pool_are_counted_too(tmp_path: Path) -> None:
+    """Two images are of the pool that the study draws from, two of the other one."""
+    own = settings(0)
+    _, test = own.data.load()
+    pools = [test.subset(in_pool(test, pool)) for pool in ("evaluation", "development")]
+    theirs = [pool.subset(torch.stack([(pool.labels == label).nonzero()[0, 0] for label in (0, 1)])) for pool in pools]
+    images, labels = torch.cat([part.pixels() for part in theirs]), torch.cat([part.labels for part in theirs])
+    save_file({"images": images, "labels": labels}, tmp_path / "examples.safetensors")
+    released = ReleasedFiles(weights=tmp_path / "weights.safetensors", examples=tmp_path / "examples.safetensors")
+    assert training_set(replace(own, released=released), 0).left_out == 4

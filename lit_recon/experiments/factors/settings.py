@@ -50,7 +50,8 @@ class FactorSeries:
 class Factor:
     """One factor: the values of one setting, or cases by name, while all other settings stay at the base.
 
-    ConfigError for no values, for values and cases, and for labels or published values that fit no value.
+    ConfigError for no values, for values and cases, for equal labels, and for labels or published values that fit no
+    value.
 
     Args:
         setting: dotted key, such as `descent.lr` or `network.init_args.hidden`.
@@ -101,6 +102,12 @@ class Factor:
             n = len(self.cases or self._values(line))
             if line.paper and len(line.paper) != n:
                 raise ConfigError(f"paper must hold one entry per value or case, {n} of them; got {len(line.paper)}")
+            names = [case.label for case in self.of(line)]
+            if alike := sorted({name for name in names if names.count(name) > 1}):  # labels are keys of metrics
+                raise ConfigError(
+                    f"two values of a factor cannot have the same label; got {', '.join(alike)} more than once: name "
+                    "them by labels, or give them as cases"
+                )
         if self.seeds is not None and not self.seeds:
             raise ConfigError("seeds of a factor must be one or more numbers, or left out; got none")
 

@@ -35,6 +35,7 @@ from lit_recon.reporting.run_folder import RunFolder
 
 CONFIGS = Path(__file__).parents[3] / "configs" / "reconn"
 NETWORK = {"class_path": "ReleasedMLP", "init_args": {"hidden": [10], "activation": "elu"}}
+WIDE = {"class_path": "ReleasedMLP", "init_args": {"hidden": [50], "activation": "elu"}}
 
 
 def grid_of(path: Path, *arguments: str) -> tuple[FactorGrid, FactorsSettings]:
@@ -166,6 +167,9 @@ def test_a_factor_that_names_no_setting_is_refused(tmp_path: Path, factor: dict[
         (lambda: Factor(setting="seed", values=[1], cases={"a": {}}), "either a setting with its values, or cases"),
         (lambda: Factor(setting="seed", series={"a": FactorSeries()}), "either a setting with its values, or cases"),
         (lambda: Factor(setting="seed", values=[1], labels=["a", "b"]), "got 2 for 1 values"),
+        (lambda: Factor(setting="network", values=[NETWORK, WIDE]), "got ReleasedMLP more than once: name them"),
+        (lambda: Factor(setting="seed", values=[1, 2], labels=["a", "a"]), "got a more than once"),
+        (lambda: Factor(setting="seed", values=[1], series={"a": FactorSeries(values=[3, 3])}), "got 3 more than once"),
         (lambda: Factor(setting="seed", values=[1], paper=[0.1, 0.2]), "one entry per value or case, 1 of them; got 2"),
         (lambda: Factor(setting="seed", values=[1], seeds=[]), "one or more numbers"),
         (lambda: TransferSettings(way="scratch"), "the way `adapted` alone can"),
@@ -182,6 +186,14 @@ def test_a_factor_that_names_no_setting_is_refused(tmp_path: Path, factor: dict[
 def test_settings_are_checked(build: Callable[[], object], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         build()
+
+
+def test_networks_of_one_class_are_told_apart_by_labels(tmp_path: Path) -> None:
+    factor = {"setting": "network", "values": [NETWORK, WIDE], "labels": ["narrow", "wide"]}
+    grid, _ = grid_of(small(tmp_path, factors={"network": factor}))
+    points = grid.description["factors"]["network"]["lines"][0]["points"]
+    assert [point["label"] for point in points] == ["narrow", "wide"]
+    assert len(grid.cells) == 2
 
 
 def study(**changes: Any) -> FactorsSettings:

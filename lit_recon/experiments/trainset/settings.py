@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -105,6 +106,11 @@ class ReleasedFiles:
     weights: Path
     examples: Path
     start: Path | None = None
+
+    def contents(self) -> dict[str, str | None]:
+        """Hashes of the files: what is computed depends on what they hold, not on where they lie."""
+        paths = {item.name: getattr(self, item.name) for item in fields(self)}
+        return {name: path and hashlib.sha256(path.read_bytes()).hexdigest()[:16] for name, path in paths.items()}
 
 
 @dataclass(frozen=True)
@@ -277,6 +283,8 @@ def released_models(settings: TrainsetSettings, own: Mapping[str, Any]) -> list[
     """All released models; `own` are the settings as in their file."""
     # known images come first in the training, which decides rounding, and with training.parts the parts
     shared = {**{key: own[key] for key in _OF_MODELS}, "known_images": own["known"]["images"]}
+    if settings.released is not None:
+        shared["released"] = settings.released.contents()
     return [
         ReleasedKey(name, seed, settings_hash({**shared, "training": merged(own["training"], changes), "seed": seed}))
         for name, changes in {PLAIN: {}, **own["defenses"]}.items()

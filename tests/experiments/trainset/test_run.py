@@ -24,9 +24,11 @@ from lit_recon.experiments.trainset.results import SeedMean, TrainsetStudy
 from lit_recon.experiments.trainset.settings import (
     KnownSettings,
     MembershipTest,
+    ReleasedFiles,
     SeedSettings,
     TrainingSetSettings,
     TrainsetSettings,
+    released_models,
 )
 from lit_recon.experiments.trainset.starts import NoiseStart, OtherPartitionStart, TruthStart
 from tests.experiments.trainset.attack import SmallAttack
@@ -209,6 +211,22 @@ def test_a_model_trained_elsewhere_is_attacked_as_it_is(start: Callable[..., int
     save_file({"layers.1.weight": torch.zeros(2, 2)}, files["weights"])
     assert start(tmp_path / "other", released=files, **own) == 2
     assert start(tmp_path / "more", released=files, **{**own, "defenses": CONTENT["defenses"]}) == 2
+
+
+def test_a_given_model_is_told_apart_by_what_its_files_hold(tmp_path: Path) -> None:
+    def found(place: Path, **contents: str) -> str:
+        place.mkdir(exist_ok=True)
+        paths = {name: place / f"{name}.safetensors" for name in ("weights", "examples", "start")}
+        for name, path in paths.items():
+            path.write_text(contents.get(name, name))
+        own: dict[str, Any] = dict.fromkeys(("data", "examples", "network", "dtype"))
+        own |= {"known": {"images": 0}, "training": {}, "defenses": {}, "released": paths}
+        [key] = released_models(settings(released=ReleasedFiles(**paths)), own)
+        return key.digest
+
+    first = found(tmp_path / "here")
+    assert found(tmp_path / "there") == first
+    assert len({first, *(found(tmp_path / "here", **{name: "new"}) for name in ("weights", "examples", "start"))}) == 4
 
 
 def seen_of(own: TrainsetSettings) -> tuple[Any, ReleasedModel]:

@@ -153,7 +153,13 @@ def test_losses_before_other_rows_do_not_count(images: Tensor) -> None:
     assert problem.renews
     for loss in (3.0, 1.0):
         problem.note(
-            0, {"loss": loss, "finite": 1.0}, images[1:], problem.labels, keep=False, matches=False, trace=False
+            0,
+            {"loss": loss, "finite": 1.0, "lost": 0.0},
+            images[1:],
+            problem.labels,
+            keep=False,
+            matches=False,
+            trace=False,
         )
     problem.begin(20)
     assert problem.fell == (3.0 - 1.0) / 20

@@ -41,6 +41,8 @@ from lit_recon.training.progress import Progress
 RESULTS, IMAGES = "results.json", "reconstructions.safetensors"
 IMAGES_FORMAT = TensorFormat("lit_recon.trainset_images", "file of candidates", "delete it and run the study again")
 _RUN_FORMAT = TensorFormat("lit_recon.trainset_run", "finished restart", "delete it and run the study again")
+#: What an attack says that does not apply to a model.
+_REFUSED = (ThreatModelError, UnsupportedModelError)
 #: Points of a curve that are kept.
 _POINTS = 200
 
@@ -78,9 +80,8 @@ class TrainsetCellRun:
     @property
     def piece(self) -> Piece:
         """The piece of the study."""
-        refused = (ThreatModelError, UnsupportedModelError)
         needs = (self.cell.model.folder,)
-        return Piece(self.cell.folder, self.cell.describe(), self, needs, results=(RESULTS,), not_applicable=refused)
+        return Piece(self.cell.folder, self.cell.describe(), self, needs, results=(RESULTS,), not_applicable=_REFUSED)
 
     def __call__(self, folder: Path) -> str:
         """Attack, or go on where an earlier process stopped; number of good reconstructions and their SSIM in words."""
@@ -124,7 +125,7 @@ class _Work:
         pools = [one.images for one in restarts]
         pool = torch.cat(pools)
         found = score.score_pool(truth, pool, mean)
-        claims = self.claims(pools)
+        claims, untested = self.claims(pools)
         header = MODEL_FORMAT.read_header(self.model / MODEL_FILE)
         started = torch.cat([start.images for start in starts])
         at_start = score.score_pool(truth, started.clamp(0, 1), mean)
@@ -149,7 +150,7 @@ class _Work:
             ),
             "neighbours": score.neighbours(pool, truth, examples.others, mean),
             "claims": [asdict(claim) for claim in claims],
-            "notes": list(dict.fromkeys(note for one in restarts for note in one.notes)),
+            "notes": list(dict.fromkeys([*(note for one in restarts for note in one.notes), *untested])),
             "seconds": time.perf_counter() - began,
             "attack_seconds": sum(one.seconds for one in restarts),
         }
@@ -198,28 +199,31 @@ class _Work:
         state.unlink(missing_ok=True)
         return self.restart(start, name)
 
-    def claims(self, pools: Sequence[Tensor]) -> list[score.MemberClaim]:
-        """The test whether reconstructions show members, where it is part of the study."""
+    def claims(self, pools: Sequence[Tensor]) -> tuple[list[score.MemberClaim], list[str]]:
+        """The test whether reconstructions show members, where it is part of the study, and where it cannot be made."""
         test, cell, examples = self.run.settings.membership, self.run.cell, self.examples
-        if test is None or cell.attack not in (test.attacks or [cell.attack]):
-            return []
-        if cell.start not in (test.starts or [cell.start]):
-            return []
+        if test is None or not test.covers(cell.attack, cell.start):
+            return [], []
         n = min(test.tested, len(examples.labels))
         members = score.closest(examples.images, pools, examples.mean, n)
         others = score.closest(examples.others, pools, examples.mean, n)
-        found = []
+        found, untested = list[score.MemberClaim](), list[str]()
         # each other image is tested with the model from which a member is missing, as a placebo
         for (index, restart), (other, other_restart) in zip(members, others, strict=True):
-            for image, which, number, is_member in (
-                (examples.images[index], index, restart, True),
-                (examples.others[other], other, other_restart, False),
+            try:
+                without = [self.pool_without(index, number) for number in (restart, other_restart)]
+            except _REFUSED as error:  # the attack on the released model itself has its result
+                untested.append(f"Not tested whether training image {index} shows, on a model without it: {error}.")
+                continue
+            for image, which, number, is_member, pool in (
+                (examples.images[index], index, restart, True, without[0]),
+                (examples.others[other], other, other_restart, False, without[1]),
             ):
                 near = float(score.distances(image[None], pools[number]))
-                far = float(score.distances(image[None], self.pool_without(index, number)))
+                far = float(score.distances(image[None], pool))
                 claimed = far > (1 + test.margin) * near
                 found.append(score.MemberClaim(is_member, which, number, index, near, far, claimed))
-        return found
+        return found, untested
 
     def pool_without(self, index: int, restart: int) -> Tensor:
         """Candidates of the attack from the same start on the model that was trained without one image."""

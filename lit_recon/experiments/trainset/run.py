@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from jsonargparse import ArgumentParser, Namespace
 
+from lit_recon.attacks.trainset.base import ReleasedModel
 from lit_recon.attacks.trainset.training import Training
 from lit_recon.errors import LitReconError, ThreatModelError
 from lit_recon.experiments.call import Call
@@ -105,28 +106,42 @@ def checked(settings: TrainsetSettings, procedures: Mapping[str, Training]) -> N
     """Refuse settings that do not fit each other or the data, and attacks that do not apply, before any training.
 
     Attacks are checked on the model that was trained elsewhere, or on a network after a step or two of the training, as
-    if it had ended as planned. A LitReconError names the attack and the assumption.
+    if it had ended as planned; those of the test for members without one image, too. A LitReconError names the attack
+    and the assumption.
     """
     seed = settings.seeds.first
     examples, training = training_set(settings, seed), procedures[PLAIN]
     if examples.left_out:
         print(f"note        the released model was trained on {examples.left_out} images of the data: none is public")
     network = network_of(settings, examples, seed)
+    brief = replace(training, steps=max(_STEPS_OF_CHECK, training.parts), until=0.0)
+
+    def trained(index: int | None) -> ReleasedModel:
+        begin, data = initial_weights(network), examples.trained_on(index)
+        weights = brief.run(network, *data, begin, generator=torch.Generator().manual_seed(0)).weights
+        return seen_of(settings, training, examples, network, weights, begin, training.until, len(data[1]))
+
     if settings.released is not None:
         weights, begin, loss = given_weights(settings, network, examples)
+        seen = seen_of(settings, training, examples, network, weights, begin or None, loss, examples.n_examples)
     else:
-        begin, loss = initial_weights(network), training.until
-        brief = replace(training, steps=max(_STEPS_OF_CHECK, training.parts), until=0.0)
-        weights = brief.run(network, *examples.trained_on(), begin, generator=torch.Generator().manual_seed(0)).weights
-    seen = seen_of(settings, training, examples, network, weights, begin or None, loss, examples.n_examples)
+        seen = trained(None)
+    test = settings.membership
+    fewer = seen if test is None else trained(0)  # the test attacks models without one image, too
     for name, start in settings.starts.items():
         for share in start.truth_shares():
             given = candidates_of(settings, seen, examples, start, share, seed, 0)
+            again = candidates_of(settings, fewer, examples, start, share, seed, 0)
             for attack_name, attack in settings.attacks.items():
+                place, advice = f"attacks.{attack_name}, starts.{name}", ""
                 try:
                     attack.check(given)
+                    if test is not None and test.covers(attack_name, name):
+                        place += ", without one training image"
+                        advice = "; or leave the attack out of membership.attacks"
+                        attack.check(again)
                 except LitReconError as error:
-                    raise type(error)(f"attacks.{attack_name}, starts.{name}: {error}") from error
+                    raise type(error)(f"{place}: {error}{advice}") from error
 
 
 def _description(settings: TrainsetSettings, study: StudyRunner, cells: Sequence[TrainsetCell]) -> dict[str, Any]:

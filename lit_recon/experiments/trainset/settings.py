@@ -136,6 +136,10 @@ class MembershipTest:
         check_range({"tested": self.tested}, 1)
         check_range({"margin": self.margin}, 0)
 
+    def covers(self, attack: str, start: str) -> bool:
+        """Whether an attack from a start, both by name, is tested."""
+        return attack in (self.attacks or [attack]) and start in (self.starts or [start])
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainsetSettings(PaperRunSettings):

@@ -17,9 +17,9 @@ from lit_recon.attacks.trainset.base import ReleasedModel
 from lit_recon.attacks.trainset.training import Training
 from lit_recon.cli import attack
 from lit_recon.data.sources import Digits
-from lit_recon.errors import ConfigError
+from lit_recon.errors import ConfigError, ThreatModelError
 from lit_recon.experiments.trainset import run as command
-from lit_recon.experiments.trainset.released import candidates_of, network_of, training_set
+from lit_recon.experiments.trainset.released import ModelTraining, TrainingSet, candidates_of, network_of, training_set
 from lit_recon.experiments.trainset.results import SeedMean, TrainsetStudy
 from lit_recon.experiments.trainset.settings import (
     KnownSettings,
@@ -52,6 +52,9 @@ CONTENT: dict[str, Any] = {
     "threads": 1,
     "wandb": {"mode": "disabled"},
 }
+
+#: With one candidate for each of six images, which a model without one of them has no place for.
+REPEATED = {"attacks": {"repeated": {"class_path": "RepeatedTraining"}}, "known": {"start": True}, "candidates": 1}
 
 
 @pytest.fixture(scope="module")
@@ -164,6 +167,8 @@ def test_finished_cells_are_kept_when_a_study_grows(start: Callable[..., int], s
         ({"defenses": {"other": {"stop": 0}}}, "defenses.other: "),
         ({"membership": {"starts": ["truth"]}}, "membership.starts must be among noise, mixture"),
         ({"known": {"images": 2}}, "leave out membership or known.images"),
+        (REPEATED, "attacks.repeated, starts.noise, without one training image: RepeatedTraining needs to know all"),
+        (REPEATED, "give 5 candidates; or leave the attack out of membership.attacks"),
         ({"candidates": 0}, "candidates must be at least 1"),
         ({"attacks": {}}, "at least one attack"),
         ({"network": {"class_path": "torch.nn.Linear"}}, "the network cannot be built"),
@@ -189,6 +194,26 @@ def test_an_attack_that_does_not_apply_under_a_defense_is_noted(start: Callable[
     [(cell, reason)] = found.refused.items()
     assert "stopped" in cell
     assert reason.startswith("the training loss must be at most 0.5")
+
+
+def test_a_test_for_members_that_is_refused_leaves_the_attack_its_result(
+    start: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model without an image may refuse the attack only when it has been trained, as by its loss."""
+
+    def refuse(self: ModelTraining, folder: Path, examples: TrainingSet, index: int) -> Path:
+        raise ThreatModelError("its loss is too large")
+
+    monkeypatch.setattr(ModelTraining, "without", refuse)
+    few = {"noise": CONTENT["starts"]["noise"]}
+    assert start(tmp_path, starts=few, defenses={}, seeds={}, membership={"tested": 1}) == 0
+    found = TrainsetStudy.read(tmp_path)
+    assert found.refused == {}
+    [cell] = [cell for group in found.groups for cell in group.cells]
+    assert cell["claims"] == []
+    [note] = cell["notes"]
+    assert note.startswith("Not tested whether training image ")
+    assert note.endswith(" shows, on a model without it: its loss is too large.")
 
 
 def test_a_model_trained_elsewhere_is_attacked_as_it_is(start: Callable[..., int], study: Path, tmp_path: Path) -> None:

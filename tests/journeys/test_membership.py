@@ -92,6 +92,7 @@ def test_the_page_has_metrics_histograms_and_curves(reconn: Callable[..., Any], 
         (["--false_positive_rates", "[2]"], "false_positive_rates must be between 0 and 1"),
         (["--initialization", "known"], "initialization"),
         (["--reconstructor", "FirstLayerRidge"], "known initial weights and without noise; got fresh weights"),
+        (["--reconstructor", "KernelRidge", "--reconstructor.max_models", 79], "at most max_models=79 shadow models"),
         (["--descent.snapshots", "[5]"], "reconn.py membership looks at final models only; got [5]"),
     ],
 )

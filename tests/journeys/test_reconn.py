@@ -264,6 +264,9 @@ def test_train_shadows_keeps_and_goes_on(
         (["--descent.snapshots", "[40]"], "descent.snapshots must be different ascending numbers from 1 to 39"),
         (["--access", "LayersOnly", "--access.layers", "[layers.9]"], "got ['layers.9']"),
         (["--access", "BlackBox", "--access.images", 401], "at most split.shadow=400; got 401"),
+        (["--reconstructor.max_models", 399], "at most max_models=399 shadow models; got 400"),
+        (["--reconstructor.solver.memory_gib", 0.001], "raise it, or lower split.shadow"),
+        (["--reconstructor", "ConvolutionalReconstructor"], "at least 24 x 24 pixels; got 8 x 8"),
     ],
 )
 def test_bad_input_is_named(

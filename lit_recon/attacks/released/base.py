@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self, cast, final
+from typing import NamedTuple, Self, cast, final
 
 import torch
 from torch import Tensor
@@ -47,6 +47,22 @@ class ReconstructedTargets:
     certified: Tensor | None = None  # bool `(m,)`: whether the image is known to be the true one; None: never known
 
 
+class ShadowSizes(NamedTuple):
+    """Numbers about the shadow models that a reconstructor is to learn from, known before they are trained."""
+
+    n: int
+    n_features: int  # of each model; or fewer, where an access has to be computed to count them
+    image_shape: tuple[int, int, int]
+    n_classes: int
+
+    @classmethod
+    def of(cls, plan: ShadowPlan, n: int, whole: bool = True) -> Self:
+        """Of `n` models of a plan, of which all weights are seen or only a part."""
+        known = plan.known
+        n_features = known.n_parameters * len(known.kept_steps) if whole else 1
+        return cls(n, n_features, plan.fixed.image_shape, plan.fixed.n_classes)
+
+
 @dataclass(frozen=True, eq=False)
 class Background:
     """What the adversary has besides shadow models."""
@@ -54,6 +70,7 @@ class Background:
     plan: ShadowPlan | None = None  # the training of the released models; None where whole models are not seen
     state: Path | None = None  # folder from which killed computations resume; None: they start over
     announce: Announce = silently
+    sizes: ShadowSizes | None = None  # None: not known yet, so that only `fitted` refuses them
 
 
 class Reconstructor(ABC):
@@ -85,7 +102,10 @@ class Reconstructor(ABC):
         return bound
 
     def prepare(self, background: Background) -> None:  # noqa: B027 - most need none
-        """Refuse a background that lacks what this reconstructor needs, and derive from it what `fit` needs."""
+        """Refuse a background that lacks what this reconstructor needs, and derive from it what `fit` needs.
+
+        With `background.sizes`, what `fit` would refuse for them is refused here, before shadow models are trained.
+        """
 
     @final
     def fitted(self, differences: Tensor, images: Tensor, labels: Tensor, n_classes: int) -> Self:

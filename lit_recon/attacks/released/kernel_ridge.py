@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lit_recon.attacks.released.base import ReconstructedTargets, Reconstructor, silently
+from lit_recon.attacks.released.base import Background, ReconstructedTargets, Reconstructor, silently
 from lit_recon.attacks.released.gaussian_kernel import squared_distances, unit_length
 from lit_recon.attacks.released.kernel_systems import BlockSolver, cholesky, gib
 from lit_recon.errors import ConfigError, ShapeError
@@ -49,18 +49,15 @@ class KernelRidge(Reconstructor):
         if self.n_validation < 2 or self.max_models < 2:
             raise ConfigError(f"n_validation and max_models must be at least 2; got {self}")
 
+    def prepare(self, background: Background) -> None:
+        if (sizes := background.sizes) is not None:
+            self._check_sizes(sizes.n, sizes.n_features, math.prod(sizes.image_shape) + sizes.n_classes)
+
     def fit(self, differences: Tensor, images: Tensor, labels: Tensor, n_classes: int) -> None:
-        if len(differences) > self.max_models:
-            raise ConfigError(
-                f"KernelRidge takes at most max_models={self.max_models} shadow models; got {len(differences)}: "
-                "lower split.shadow, raise max_models, or use another reconstructor"
-            )
         n_pixels, self.image_shape = images[0].numel(), images.shape[1:]
         d = n_pixels + n_classes
         few = slice(0, self.n_validation)
-        # Refuse too many models before the work begins.
-        self.solver.layout(len(differences), differences.shape[1], d)
-        self._check_choice(len(labels[few]), differences.shape[1], d)
+        self._check_sizes(len(differences), differences.shape[1], d)
         self._choose(unit_length(differences[few]), outputs(images[few], labels[few], n_classes), n_pixels)
         announce = silently if self.background is None else self.background.announce
         self.system = self.solver.system(differences, self.bandwidth, self.ridge, d, announce)
@@ -100,8 +97,15 @@ class KernelRidge(Reconstructor):
             uncertainty=(1 + self.ridge - torch.cat(explained)).clamp(min=0),
         )
 
-    def _check_choice(self, n: int, p: int, d: int) -> None:
-        """Raise ConfigError where the choice among `n` shadow models takes more memory than the solver may."""
+    def _check_sizes(self, k: int, p: int, d: int) -> None:
+        """Raise ConfigError for too many of `k` shadow models with `p` weights and `d` outputs, before the work."""
+        if k > self.max_models:
+            raise ConfigError(
+                f"KernelRidge takes at most max_models={self.max_models} shadow models; got {k}: "
+                "lower split.shadow, raise max_models, or use another reconstructor"
+            )
+        self.solver.layout(k, p, d)
+        n = min(k, self.n_validation)
         # Their directions; distances, kernel, its factor, inverse and copies of these; their outputs.
         n_bytes = 4 * n * p + 56 * n**2 + 16 * n * d
         if n_bytes > self.solver.n_bytes:

@@ -158,7 +158,8 @@ class Transfer:
 
     def attack(self, plan: ShadowPlan, state: Path | None = None) -> ReconnSettings:
         """The attack, by `ReconnSettings.bind`; a transferred reconstructor is not given the training of either set."""
-        return self.base.bind(plan if self.how.way == "scratch" else None, state)
+        scratch = self.how.way == "scratch"
+        return self.base.bind(plan, len((self.split if scratch else self.old).shadow), state, alike=scratch)
 
     def run(self, folder: RunFolder) -> None:
         """Train the missing models, attack, and write the files of a run into an open folder."""

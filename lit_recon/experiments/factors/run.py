@@ -58,7 +58,7 @@ class FactorCellRun:
             plan.known.on("cpu")
             shadows.shadow_models(plan, split)
             if transfer is None:
-                base.bind(plan)
+                base.bind(plan, len(split.shadow))
             else:
                 transfer.attack(plan)
             if "embedding" in cell.measures and len(split.targets) < FEWEST:

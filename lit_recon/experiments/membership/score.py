@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lit_recon.attacks import membership as attacks
 from lit_recon.attacks.membership import MembershipGames, distances
-from lit_recon.attacks.released.base import Background, ReconstructedTargets, Reconstructor
+from lit_recon.attacks.released.base import Background, ReconstructedTargets, Reconstructor, ShadowSizes
 from lit_recon.attacks.shadow import ShadowPlan
 from lit_recon.data import ImageSet
 from lit_recon.data.informed_splits import InformedSplit
@@ -63,7 +63,8 @@ class MembershipExperiment:
     def reconstructor(self, plan: ShadowPlan) -> Reconstructor:
         """The reconstruction attack, bound to the training procedure of a plan; raises as `Reconstructor.bind`."""
         state = self.folder.checkpoints / f"{plan.initialization}_reconstructor"
-        return self.settings.reconstructor.bind(Background(plan, state))
+        sizes = ShadowSizes.of(plan, len(self.split.shadow))
+        return self.settings.reconstructor.bind(Background(plan, state, sizes=sizes))
 
     def play(self, plan: ShadowPlan) -> PlayedGames | None:
         """Train the models that are missing, then run every attack; None in all processes but the first."""

@@ -51,7 +51,7 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
         released = load_released(settings.released, plan.network, len(split.targets), steps)
     models = shadows.shadow_models(plan, split)
     stored = store_folder(shadows, models, split.shadow)
-    settings = settings.bind(plan, folder.checkpoints / "reconstructor")
+    settings = settings.bind(plan, len(split.shadow), folder.checkpoints / "reconstructor")
     classifier_of(settings.classifier, split.targets)
     kept = ShadowStore.open(stored, models.description)
     if kept is not None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from lit_recon.attacks.released.access import ModelAccess, WholeModel
-from lit_recon.attacks.released.base import Background, Reconstructor
+from lit_recon.attacks.released.base import Background, Reconstructor, ShadowSizes
 from lit_recon.attacks.released.kernel_ridge import KernelRidge
 from lit_recon.attacks.shadow import (
     GradientDescent,
@@ -142,11 +142,12 @@ class ReconnSettings(PaperRunSettings):
     lpips: LpipsSettings = field(default_factory=lambda: LpipsSettings(network="none"))
     classifier: Path | None = None
 
-    def bind(self, plan: ShadowPlan | None, state: Path | None = None) -> ReconnSettings:
-        """The same with a reconstructor that knows the training, where it sees whole models; raises as its `bind`.
+    def bind(self, plan: ShadowPlan, n: int, state: Path | None = None, alike: bool = True) -> ReconnSettings:
+        """The same with a reconstructor for `n` shadow models of a plan; raises as its `bind`.
 
-        The plan is None where its models were not all trained alike. A killed training of the reconstructor resumes
-        from the folder `state`.
+        It knows the training where it sees whole models, and where all were trained `alike`. A killed training of the
+        reconstructor resumes from the folder `state`.
         """
-        whole = plan if self.access.whole else None
-        return dataclasses.replace(self, reconstructor=self.reconstructor.bind(Background(whole, state, announced)))
+        known, sizes = plan if self.access.whole and alike else None, ShadowSizes.of(plan, n, self.access.whole)
+        background = Background(known, state, announced, sizes)
+        return dataclasses.replace(self, reconstructor=self.reconstructor.bind(background))

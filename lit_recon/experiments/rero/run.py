@@ -6,7 +6,7 @@ import time
 
 from jsonargparse import ArgumentParser, Namespace
 
-from lit_recon.attacks.released.base import Background
+from lit_recon.attacks.released.base import Background, ShadowSizes
 from lit_recon.errors import ConfigError, LitReconError
 from lit_recon.experiments.call import Call
 from lit_recon.experiments.configuration import settings_parser
@@ -41,7 +41,8 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     planned = [cell.shadows() for cell in cells]
     for cell, each in zip(cells, planned, strict=True):
         try:
-            settings.reconstructor.bind(Background(each.plan(split)))
+            plan = each.plan(split)
+            settings.reconstructor.bind(Background(plan, sizes=ShadowSizes.of(plan, len(split.shadow))))
         except LitReconError as error:
             raise ConfigError(f"{cell.title}: {error}") from error
     study = StudyRunner([cell.piece for cell in cells], folder.path)

@@ -5,8 +5,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from lit_recon.attacks.released.base import Background, ShadowSizes
+from lit_recon.attacks.released.ensemble import Ensemble
 from lit_recon.attacks.released.gaussian_kernel import squared_distances, unit_length
 from lit_recon.attacks.released.kernel_ridge import KernelRidge, leave_one_out_error
+from lit_recon.attacks.released.kernel_systems import BlockSolver
 from lit_recon.errors import ConfigError, ShapeError
 
 S, P = 60, 12
@@ -102,6 +105,21 @@ def test_singular_kernels_are_refused(shadows: tuple[Tensor, Tensor, Tensor]) ->
 def test_impossible_settings_are_refused(arguments: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match="must be"):
         KernelRidge(**arguments)  # type: ignore[arg-type]
+
+
+def test_too_many_models_are_refused_before_they_are_trained() -> None:
+    sizes = ShadowSizes(60, P, (1, 3, 3), 3)
+    KernelRidge().bind(Background(sizes=sizes))
+    with pytest.raises(ConfigError, match="at most max_models=59 shadow models; got 60"):
+        KernelRidge(max_models=59).bind(Background(sizes=sizes))
+    tight = KernelRidge(n_validation=1000, solver=BlockSolver(memory_gib=0.03, block=60, centers=60))
+    with pytest.raises(ConfigError, match="memory_gib=0.03: raise it, or lower n_validation"):
+        tight.bind(Background(sizes=sizes._replace(n=1000)))
+    with pytest.raises(ConfigError, match="memory_gib=0.03: raise it, or lower split.shadow"):
+        tight.bind(Background(sizes=sizes._replace(n=50_000)))
+    nested = Ensemble([KernelRidge(), KernelRidge(max_models=59)])
+    with pytest.raises(ConfigError, match="got 60"):
+        nested.bind(Background(sizes=sizes))
 
 
 def test_what_does_not_fit_is_refused(shadows: tuple[Tensor, Tensor, Tensor]) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn, optim
 
+from lit_recon.attacks.released.base import Background
 from lit_recon.attacks.released.networks.training import PairTraining, TrainedReconstructor
 from lit_recon.errors import ConfigError
 from lit_recon.metrics.perceptual import Lpips, LpipsNetwork, Unavailable, load_lpips
@@ -139,15 +140,15 @@ class ConvolutionalReconstructor(TrainedReconstructor):
                 f"adversarial and weight_decay must be at least 0, lr and discriminator_lr above 0; got {self}"
             )
 
+    def prepare(self, background: Background) -> None:
+        super().prepare(background)
+        if background.sizes is not None:
+            self._check_images(background.sizes.image_shape)
+
     def training(self, n_features: int, image_shape: tuple[int, int, int]) -> PairTraining:
-        channels, height, width = image_shape
-        if self.adversarial and min(height, width) < _SMALLEST:
-            raise ConfigError(
-                f"the discriminator needs images of at least {_SMALLEST} x {_SMALLEST} pixels; got {height} x {width}: "
-                "set adversarial to 0"
-            )
+        self._check_images(image_shape)
         network = ReconstructorCNN(n_features, image_shape)
-        discriminator = PatchDiscriminator(channels) if self.adversarial else None
+        discriminator = PatchDiscriminator(image_shape[0]) if self.adversarial else None
         self.lpips = self.perceptual.loaded()  # may draw random numbers, too
         return AdversarialReconstructorModule(
             network,
@@ -158,6 +159,14 @@ class ConvolutionalReconstructor(TrainedReconstructor):
             self.weight_decay,
             self.discriminator_lr,
         )
+
+    def _check_images(self, image_shape: tuple[int, int, int]) -> None:
+        _, height, width = image_shape
+        if self.adversarial and min(height, width) < _SMALLEST:
+            raise ConfigError(
+                f"the discriminator needs images of at least {_SMALLEST} x {_SMALLEST} pixels; got {height} x {width}: "
+                "set adversarial to 0"
+            )
 
     @property
     def identity(self) -> str:

@@ -4,7 +4,7 @@
 
 import pickle
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
@@ -12,11 +12,12 @@ import lit_recon._torchvision
 
 import torch
 from lightning_fabric.plugins.environments.lightning import LightningEnvironment
+from lightning_fabric.utilities.exceptions import MisconfigurationException
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lit_recon.attacks.released.base import ReconstructedTargets, Reconstructor, digest
+from lit_recon.attacks.released.base import Background, ReconstructedTargets, Reconstructor, digest
 from lit_recon.attacks.released.gaussian_kernel import unit_length
 from lit_recon.data.dataset import seeded_generator
 from lit_recon.errors import ConfigError, CorruptFileError, ShapeError
@@ -111,6 +112,11 @@ class TrainedReconstructor(Reconstructor):
         if self.batch_size < 1 or self.epochs < 1:
             raise ConfigError(f"batch_size and epochs must be at least 1; got {self.batch_size} and {self.epochs}")
 
+    def prepare(self, background: Background) -> None:
+        # a folder means that this process is to train: one that only plans may lack the accelerator
+        if background.state is not None:
+            self._trainer()
+
     def encoder(self, differences: Tensor) -> Callable[[Tensor], Tensor]:
         """The map from differences `(m, p)` to features `(m, f)`, fitted to shadow models `(s, p)`; the paper's."""
         return Standardization.fitted(differences)
@@ -143,18 +149,7 @@ class TrainedReconstructor(Reconstructor):
             last = state / f"{digest(settings, pairs.features, pairs.images)}.ckpt"
             state.mkdir(parents=True, exist_ok=True)
             callbacks.append(LastCheckpoint(last, minutes=float("inf")))  # a resumed training begins at an epoch
-        trainer = Trainer(
-            accelerator=self.accelerator,
-            devices=1,
-            plugins=[LightningEnvironment()],  # this process alone, also where torchrun started several
-            logger=False,
-            callbacks=callbacks,
-            max_epochs=self.epochs,
-            enable_checkpointing=state is not None,
-            enable_model_summary=False,
-            enable_progress_bar=False,
-            use_distributed_sampler=False,
-        )
+        trainer = self._trainer(callbacks, state is not None)
         resumed = None if last is None else state_to_resume(last)
         try:
             with torch.enable_grad():
@@ -162,6 +157,24 @@ class TrainedReconstructor(Reconstructor):
         except (pickle.UnpicklingError, KeyError, EOFError) as error:
             raise CorruptFileError(f"{resumed} is damaged ({error}): delete it to start over") from error
         module.cpu().eval()
+
+    def _trainer(self, callbacks: Sequence[Callback] = (), checkpoints: bool = False) -> Trainer:
+        """A ConfigError says that this machine does not have the accelerator."""
+        try:
+            return Trainer(
+                accelerator=self.accelerator,
+                devices=1,
+                plugins=[LightningEnvironment()],  # this process alone, also where torchrun started several
+                logger=False,
+                callbacks=list(callbacks),
+                max_epochs=self.epochs,
+                enable_checkpointing=checkpoints,
+                enable_model_summary=False,
+                enable_progress_bar=False,
+                use_distributed_sampler=False,
+            )
+        except MisconfigurationException as error:
+            raise ConfigError(f"reconstructor.accelerator: {' '.join(str(error).split())}") from error
 
     @property
     def facts(self) -> dict[str, float]:

@@ -130,6 +130,16 @@ def test_its_rate_ends_at_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rates == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.skipif(torch.backends.mps.is_available(), reason="this machine has the accelerator")
+def test_a_missing_accelerator_is_refused_where_the_network_is_to_be_trained(tmp_path: Path) -> None:
+    """A process that only plans may lack it."""
+    attack = NeuralReconstructor(hidden=[8], accelerator="mps")
+    with pytest.raises(ConfigError, match=r"reconstructor.accelerator: .*MPS"):
+        attack.bind(Background(state=tmp_path))
+    with pytest.raises(ConfigError, match=r"reconstructor.accelerator: .*MPS"):
+        attack.bind(Background()).fitted(*shadows(), 3)
+
+
 @pytest.mark.parametrize(
     "arguments", [{"components": 0}, {"hidden": []}, {"epochs": 0}, {"lr": 0.0}, {"weight_decay": -1.0}]
 )

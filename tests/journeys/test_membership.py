@@ -14,6 +14,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from lit_recon import cli
+from lit_recon.privacy.noisy_sgd import PrivateDescent
 
 ROOT = Path(__file__).parents[2]
 SMALL = [
@@ -82,6 +83,20 @@ def test_the_page_has_metrics_histograms_and_curves(reconn: Callable[..., Any], 
         (folder / name).write_bytes(whole)
 
 
+def test_noise_is_part_of_the_record_and_of_the_page(reconn: Callable[..., Any], workplace: Path) -> None:
+    few = ["--split.shadow", 20, "--split.targets", 20, "--descent.steps", 5, "--histogram.images", 1]
+    noise = ["--descent.dp.noise_multiplier", 5, "--reconstructor", "KernelRidge", "--out", "runs/noisy_games"]
+    code, _, err = reconn("membership", *SMALL, *few, *noise)
+    assert code == 0, err
+    metrics = metrics_of(workplace / "runs" / "noisy_games")
+    assert metrics["noise_multiplier"] == 5
+    assert metrics["epsilon"] == PrivateDescent(noise_multiplier=5.0).epsilon(5)
+    assert metrics["notes"][0].startswith("Every training draws noise of its own")
+    page = (workplace / "runs" / "noisy_games" / "report.html").read_text()
+    assert "The noise of the released model" in page
+    assert "so there is only one" not in page
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
@@ -96,8 +111,11 @@ def test_the_page_has_metrics_histograms_and_curves(reconn: Callable[..., Any], 
         (["--descent.snapshots", "[5]"], "reconn.py membership looks at final models only; got [5]"),
     ],
 )
-def test_bad_input_is_named(reconn: Callable[..., Any], arguments: list[object], complaint: str) -> None:
+def test_bad_input_is_named(
+    reconn: Callable[..., Any], workplace: Path, arguments: list[object], complaint: str
+) -> None:
     code, _, err = reconn("membership", *SMALL, *arguments, "--out", "runs/bad_games")
     assert code == 2
     assert complaint in err
     assert len(err.strip().splitlines()) == 1
+    assert not (workplace / "runs" / "bad_games").exists()

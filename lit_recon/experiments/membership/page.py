@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from lit_recon.errors import CorruptFileError
-from lit_recon.experiments.released_attack.page import batch_grants
+from lit_recon.experiments.released_attack.page import batch_grants, noise_grants
 from lit_recon.reporting.images import image_grid
 from lit_recon.reporting.pages import Page, Panel, Picture, knowledge_panel, notes_panels
 from lit_recon.reporting.plots import COLOURS, STYLES, Plot, Series, draw
+from lit_recon.reporting.provenance import find_setting
 from lit_recon.reporting.record import RunRecord, read_arrays, read_table
 from lit_recon.reporting.tables import facts
 from lit_recon.reporting.wording import ABSENT, Grant, notes, percent, short
@@ -76,6 +77,7 @@ def grants(record: RunRecord) -> list[Grant]:
         Grant(True, "In half of the games, the initial weights that training began from."),
         Grant(False, "In the other half, the initial weights: every model, released or the adversary's, has its own."),
         *batch_grants(record),
+        *noise_grants(record),
         Grant(False, "Which candidate was drawn. It was used only after the attack, to score it."),
     ]
 
@@ -109,17 +111,25 @@ def _histograms(record: RunRecord) -> Panel:
         title = f"{words}: {len(own)} model{'s' * (len(own) > 1)} with the image, {len(others)} without"
         samples = {"without the image": others, "with the image": own}
         plots.append(Plot(title, "loss on the image", "share of the models", samples=samples))
+    alike = " With known initial weights all models trained on the image are equal, so there is only one."
     return Panel(
         "Losses with and without one image",
         "Losses on the second candidate of the first game: of models trained on it, and of models trained on another "
         "image in its place. The table shows the area under the ROC curve of a loss threshold for this and further "
-        "images. With known initial weights all models trained on the image are equal, so there is only one.",
+        f"images.{'' if _differ(record) else alike}",
         [Picture(draw(plots, size=(5.0, 3.4)), "Losses of models with and without the image")],
         header=["Image", *(f"AUC, {words}" for words in KINDS.values())],
         rows=[
             [f"#{image}", *(_interval(record, f"{kind}.histogram_{image}.auc") for kind in KINDS)] for image in images
         ],
     )
+
+
+def _differ(record: RunRecord) -> bool:
+    """Whether trainings from the same weights on the same images end differently, each by a randomness of its own."""
+    noise = any(find_setting(record.settings, f"descent.dp.{key}") for key in ("noise_multiplier", "target_epsilon"))
+    own_order = find_setting(record.settings, "descent.order") == "unknown"
+    return noise or (own_order and find_setting(record.settings, "descent.batch_size") is not None)
 
 
 def _curves(record: RunRecord) -> Panel:

@@ -62,9 +62,9 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     started = time.perf_counter()
     played = {kind: found for kind, each in plans.items() if (found := experiment.play(each)) is not None}
     if is_first_process():
-        facts: dict[str, Scalar] = {**shadows.facts(split), "processes": trainer.world_size}
+        facts: dict[str, Scalar] = {**shadows.facts(split), **shadows.privacy(), "processes": trainer.world_size}
         facts |= {"seconds": time.perf_counter() - started, **environment(device)}
-        metrics = write_membership(folder, settings, split, games, played, facts)
+        metrics = write_membership(folder, settings, split, games, played, shadows.descent, facts)
         log_numbers(loggers, metrics)
         finish(loggers)
         for kind, one in played.items():

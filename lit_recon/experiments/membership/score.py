@@ -17,7 +17,7 @@ from torch import Tensor
 from lit_recon.attacks import membership as attacks
 from lit_recon.attacks.membership import MembershipGames, distances
 from lit_recon.attacks.released.base import Background, ReconstructedTargets, Reconstructor, ShadowSizes
-from lit_recon.attacks.shadow import ShadowPlan
+from lit_recon.attacks.shadow import GradientDescent, ShadowPlan
 from lit_recon.data import ImageSet
 from lit_recon.data.informed_splits import InformedSplit
 from lit_recon.experiments.membership.page import ATTACKS, GAMES, KINDS, LOSSES, write_page
@@ -143,6 +143,7 @@ def write_membership(
     split: InformedSplit,
     games: MembershipGames,
     played: Mapping[str, PlayedGames],
+    descent: GradientDescent,
     facts: Mapping[str, Scalar],
 ) -> dict[str, Scalar]:
     """Score all attacks on games by kind of initial weights, write the files, the metrics last, and return these."""
@@ -190,7 +191,7 @@ def write_membership(
         "candidates_apart": float(apart.mean()),
         "baseline_mean_image_rmse": float(columns["mean_image_rmse"].mean()),
         "baseline_nearest_public_rmse": float(columns["nearest_public_rmse"].mean()),
-        "notes": _notes(played["known"].copy_error, implied["known"]),
+        "notes": _notes(descent, played["known"].copy_error, implied["known"]),
         **facts,
     }
     write_targets(folder, known, truth, nearest, columns)
@@ -219,15 +220,30 @@ def _losses(played: Mapping[str, PlayedGames]) -> str:
     return csv_text(["initialization", "image", "member", "loss"], rows)
 
 
-def _notes(copy_error: float, implied: float) -> list[str]:
+def _training_note(descent: GradientDescent, copy_error: float) -> str:
+    distance = (
+        "with known initial weights the distance of the adversary's copy to the released model is at most "
+        f"{short(copy_error, 1)} of that of the model trained on the other candidate"
+    )
+    if descent.is_noisy or descent.has_own_order:
+        drawn = "noise" if descent.is_noisy else "mini-batches in an order"
+        return (
+            f"Every training draws {drawn} of its own, which can hide the candidate as unknown initial weights do: "
+            f"{distance}."
+        )
+    batches = "full-batch gradient descent"
+    if descent.batch_size is not None:
+        batches = "gradient descent on mini-batches that the adversary knows"
+    return (
+        f"Training is {batches} without further randomness: {distance}. Mini-batches, dropout or noise with an unknown "
+        "seed would hide the candidate, as unknown initial weights do."
+    )
+
+
+def _notes(descent: GradientDescent, copy_error: float, implied: float) -> list[str]:
     """Caveats for readers of the page."""
     return [
-        (
-            "Training is full-batch gradient descent without further randomness: with known initial weights the "
-            f"distance of the adversary's copy to the released model is at most {short(copy_error, 1)} of that of the "
-            "model trained on the other candidate. Mini-batches, dropout or noise with an unknown seed would hide the "
-            "candidate, as unknown initial weights do."
-        ),
+        _training_note(descent, copy_error),
         (
             f"For {percent(implied)} of the games with known initial weights the reconstruction error was below half "
             "the distance between the candidates, so that the guess had to be right. Other guesses may be right, too."

@@ -71,11 +71,15 @@ def grants(record: RunRecord) -> list[Grant]:
     if record.text("released_steps"):
         found.append(Grant(True, f"The same after several steps of training: {record.text('released_steps')}."))
     found += batch_grants(record)
+    return found + noise_grants(record)
+
+
+def noise_grants(record: RunRecord) -> list[Grant]:
+    """That the adversary did not know the noise of a private training; empty for others."""
     epsilon = record.number("epsilon")
-    if epsilon is not None:
-        noise = f"The noise of the released model's training, with an epsilon of {short(epsilon, 6)}."
-        found.append(Grant(False, noise))
-    return found
+    if epsilon is None:
+        return []
+    return [Grant(False, f"The noise of the released model's training, with an epsilon of {short(epsilon, 6)}.")]
 
 
 def batch_grants(record: RunRecord) -> list[Grant]:

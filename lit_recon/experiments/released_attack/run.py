@@ -87,9 +87,7 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
             facts["hidden"] = seen.hidden
         if shadows.descent.snapshots:
             facts["released_steps"] = ", ".join(map(str, plan.known.kept_steps))
-        if shadows.descent.dp is not None:
-            steps = shadows.descent.steps
-            facts |= {"epsilon": shadows.descent.dp.epsilon(steps), "noise_multiplier": shadows.descent.dp.noise(steps)}
+        facts |= shadows.privacy()
         outcome = score_targets(settings, split, store.read(split.shadow, feature_map), features)
         facts |= models.facts(stored, len(split.shadow))
         outcome.notes.extend(models.notes(stored, len(split.shadow)))

@@ -90,6 +90,11 @@ class ShadowSettings:
         sizes = {"n_fixed": len(split.fixed), "n_shadow": len(split.shadow)}
         return {"seed": self.seed, "split_hash": split.hash, "pool": self.split.pool, **sizes}
 
+    def privacy(self) -> dict[str, Scalar]:
+        """Entries of a run's record about a private training; none for others."""
+        dp, steps = self.descent.dp, self.descent.steps
+        return {} if dp is None else {"epsilon": dp.epsilon(steps), "noise_multiplier": dp.noise(steps)}
+
     def check_final_models(self, command: str) -> None:
         """Refuse, by a ConfigError, snapshots where a command looks at final models only."""
         if self.descent.snapshots:

@@ -167,7 +167,7 @@ class FactorsSettings:
         test_images: number of test images for the accuracy of released models.
         tried: number of released models whose accuracy is measured.
         gradient_targets: number of target images whose gradients are measured, for factors with that measure.
-        gradient_steps: number of training steps at which they are measured.
+        gradient_steps: number of training steps at which they are measured, start and end included; 2 or more.
         kappas: baseline success probabilities for which the bound on reconstruction is shown, where models are private.
     """
 
@@ -191,8 +191,9 @@ class FactorsSettings:
             raise ConfigError(
                 f"seeds must differ from each other, and seeded must name a setting; got {self.seeds} and {self.seeded}"
             )
-        counts = ("test_images", "tried", "gradient_targets", "gradient_steps")
+        counts = ("test_images", "tried", "gradient_targets")
         check_range({name: getattr(self, name) for name in counts}, 1)
+        check_range({"gradient_steps": self.gradient_steps}, 2)
         check_range({"kappas": self.kappas}, 0, 1, strict=True)
 
 

@@ -177,6 +177,7 @@ def test_a_factor_that_names_no_setting_is_refused(tmp_path: Path, factor: dict[
         (lambda: study(only=["rate", "seed"]), "only must name some of seed; got rate"),
         (lambda: study(seeds=[1, 1]), "seeds must differ"),
         (lambda: study(tried=0), "must be at least 1"),
+        (lambda: study(gradient_steps=1), "gradient_steps must be at least 2; got 1"),
         (lambda: study(kappas=[0.0]), "strictly between 0 and 1"),
         (lambda: check_base(ReconnSettings(released=Path("x")), ShadowSettings()), "released is not set"),
         (lambda: check_base(ReconnSettings(curve=[3]), ShadowSettings()), "make split.shadow a factor"),

@@ -20,11 +20,11 @@ class Anderson:
     Source: [Anderson1965]; [WalkerNi2011] for the least-squares problem in differences of consecutive corrections.
     """
 
-    def __init__(self, n: int, size: int, memory: int) -> None:
-        self._moves = torch.zeros(n, memory, size, dtype=torch.float64)
-        self._changes = torch.zeros(n, memory, size, dtype=torch.float64)
+    def __init__(self, n: int, size: int, memory: int, device: torch.device | str = "cpu") -> None:
+        self._moves = torch.zeros(n, memory, size, dtype=torch.float64, device=device)
+        self._changes = torch.zeros_like(self._moves)
         self._last: tuple[Tensor, Tensor] | None = None
-        self._fresh = torch.ones(n, dtype=torch.bool)
+        self._fresh = torch.ones(n, dtype=torch.bool, device=device)
 
     def state_dict(self) -> dict[str, Any]:
         """The history, in tensors."""
@@ -32,8 +32,11 @@ class Anderson:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue with the history of `state_dict`."""
-        self._moves, self._changes = state["moves"], state["changes"]
-        self._last, self._fresh = state["last"], state["fresh"]
+        device = self._moves.device  # a state is read to the CPU
+        self._moves, self._changes = state["moves"].to(device), state["changes"].to(device)
+        self._last, self._fresh = state["last"], state["fresh"].to(device)
+        if self._last is not None:
+            self._last = self._last[0].to(device), self._last[1].to(device)
 
     def forget(self, which: Tensor) -> None:
         """Forget the history of the iterations `which`, bool `(n,)`."""

@@ -124,7 +124,7 @@ class LayerChange:
 
     def inputs(self, images: Tensor) -> Tensor:
         """What the layer takes, with a one behind, `(n, d + 1)`, of images `(n, c, h, w)`."""
-        pixels = (images.double().flatten(1) - self.center) * self.scale
+        pixels = (images.to(self.center).flatten(1) - self.center) * self.scale
         return torch.cat([pixels, pixels.new_ones(len(images), 1)], dim=1)
 
     def images(self, inputs: Tensor) -> Tensor:
@@ -294,14 +294,14 @@ class _Search:
 
     def __init__(self, start: Candidates, change: LayerChange) -> None:
         self.start, self.change = start, change
-        self.normals = torch.zeros(0, change.rank, dtype=torch.float64)
+        self.normals = torch.zeros(0, change.rank, dtype=torch.float64, device=change.rows.device)
         self._generator = torch.Generator().manual_seed(start.seed)
 
     def state_dict(self) -> dict[str, Tensor]:
         return {"normals": self.normals, "generator": self._generator.get_state()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        self.normals = state["normals"]
+        self.normals = state["normals"].to(self.normals.device)  # a state is read to the CPU
         self._generator.set_state(state["generator"])
 
     def guess(self, step: int) -> Tensor:
@@ -309,8 +309,10 @@ class _Search:
         if step < len(self.start.images):
             image = self.start.images[step][None]
         else:
+            mean = self.start.seen.mean.double()
+            # drawn on the CPU, so that all devices see the same numbers
             drawn = torch.randn(1, *self.start.image_shape, generator=self._generator, dtype=torch.float64)
-            image = self.start.seen.mean.double() + _GUESS_STD * drawn
+            image = mean + _GUESS_STD * drawn.to(mean)
         coordinates = self.change.inputs(image) @ self.change.basis.T
         if len(self.normals):
             known = torch.linalg.qr(self.normals.T).Q
@@ -324,7 +326,8 @@ class _Search:
         The guesses for the last image are all alike, and only other rows give other fits.
         """
         inactive = self.change.inactive(self.guess(step))[0]
-        return inactive & (torch.rand(len(inactive), generator=self._generator) < _DRAWN)
+        drawn = torch.rand(len(inactive), generator=self._generator) < _DRAWN
+        return inactive & drawn.to(inactive.device)
 
     def add(self, normal: Tensor) -> None:
         """Keep a new normal; when all are there but give no training set, forget the one with the fewest rows."""
@@ -333,7 +336,7 @@ class _Search:
         self.normals = torch.cat([self.normals, normal[None]])
         if len(self.normals) == self.change.rank and not self.solution()[1].all():
             counts = torch.stack([self.change.within(own).sum() for own in self.normals])
-            self.normals = self.normals[torch.arange(self.change.rank) != counts.argmin()]
+            self.normals = self.normals[torch.arange(self.change.rank) != int(counts.argmin())]
 
     def solution(self) -> tuple[Tensor, Tensor]:
         """Images `(r, d)` of all normals, and which of them are in range and leave their neurons inactive `(r,)`."""

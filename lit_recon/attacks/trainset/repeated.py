@@ -84,8 +84,8 @@ class RepeatedTraining(TrainsetAttack):
         least, scale = torch.full((), math.inf, dtype=torch.float64), torch.tensor(_scale(start), dtype=torch.float64)
         common: dict[str, Any] = {"images": images, "best": images.clone(), "least": least, "scale": scale}
         if self.method == "anderson":
-            memory = Anderson(1, images.numel(), self.memory)
-            damping = torch.ones(1, dtype=torch.float64)
+            memory = Anderson(1, images.numel(), self.memory, images.device)
+            damping = torch.ones(1, dtype=torch.float64, device=images.device)
             return SimpleState([start], **common, memory=memory, damping=damping, correction=torch.zeros_like(images))
         optimizer = torch.optim.LBFGS(
             [images.requires_grad_()],
@@ -160,7 +160,7 @@ class RepeatedTraining(TrainsetAttack):
         correction = (missing / scale).view_as(guesses)
         memory, damping = state["memory"], state["damping"]
         if distance > _LOST * float(state["least"]):
-            memory.forget(torch.ones(1, dtype=torch.bool))
+            memory.forget(torch.ones_like(damping, dtype=torch.bool))
             damping *= _CAREFUL
             guesses, correction = state["best"].clone(), state["correction"].clone()
         elif self._keep(state, distance):

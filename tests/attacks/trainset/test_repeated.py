@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from lit_recon.attacks.anderson import Anderson
+from lit_recon.attacks.trainset import repeated
 from lit_recon.attacks.trainset.base import Candidates, ReleasedModel
 from lit_recon.attacks.trainset.repeated import MarkedImages, RepeatedTraining
 from lit_recon.attacks.trainset.subspace import first_layer
@@ -202,6 +204,20 @@ def test_images_without_an_effect_are_not_sought(method: str) -> None:
     attack = RepeatedTraining(steps=1, method=method)  # type: ignore[arg-type]  # a name in a table
     with pytest.raises(ThreatModelError, match="left no trace in this model"):
         attack(grey(replace(seen, weights=others), labels))
+
+
+def test_anderson_keeps_its_memory_on_the_device_of_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, _, labels = victim()
+    start, there = grey(seen, labels), torch.device("meta")  # no GPU is needed to ask for another device
+    object.__setattr__(seen, "weights", {name: weight.to(there) for name, weight in seen.weights.items()})
+    monkeypatch.setattr(repeated, "_scale", lambda start: 1.0)
+    state = RepeatedTraining(method="anderson").init(start)
+    memory, rows = state["memory"], torch.zeros(1, U * 9, dtype=torch.float64, device=there)
+    for _ in range(2):
+        assert memory.next(rows, rows, state["damping"]).device == there
+        memory.forget(torch.ones_like(state["damping"], dtype=torch.bool))
+    memory.load_state_dict(Anderson(1, U * 9, 50).state_dict())
+    assert memory.next(rows, rows, state["damping"]).device == there
 
 
 def test_anderson_needs_a_first_layer_on_pixels() -> None:

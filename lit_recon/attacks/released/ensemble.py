@@ -47,12 +47,12 @@ class Ensemble(Reconstructor):
 
     def reconstruct(self, differences: Tensor) -> ReconstructedTargets:
         found = [member.reconstruct(differences) for member in self.members]
-        votes = torch.zeros(len(differences), self.n_classes, dtype=torch.float64)
-        for rank, one in enumerate(found):
-            votes[torch.arange(len(differences)), one.labels] += 1 - 1e-3 * rank / len(found)  # breaks ties
+        labels = torch.stack([one.labels for one in found])
+        votes = (labels[:, None] == labels).sum(dim=1)  # for the label of every member, `(members, m)`
+        winners = votes.argmax(dim=0)  # the first of equal counts
         return ReconstructedTargets(
             images=torch.stack([one.images for one in found]).mean(dim=0),
-            labels=votes.argmax(dim=1),
+            labels=labels[winners, torch.arange(len(differences))],
             uncertainty=torch.stack([one.uncertainty for one in found]).mean(dim=0),
         )
 

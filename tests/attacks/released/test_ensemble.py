@@ -59,7 +59,9 @@ def test_images_are_averaged_and_labels_voted_on() -> None:
 
 
 def test_of_equal_votes_the_earlier_one_counts() -> None:
-    assert fitted(Constant(0.1, 3), Constant(0.2, 1)).reconstruct(torch.zeros(1, 2)).labels.tolist() == [3]
+    for labels, expected in (([3, 1], 3), ([1, 0, 0, 1], 1), ([3, 1, 1, 0, 3], 3), ([2, 1, 1, 3, 3], 1)):
+        members = [Constant(0.1, label) for label in labels]
+        assert fitted(*members).reconstruct(torch.zeros(2, 2)).labels.tolist() == [expected] * 2
 
 
 def test_what_is_known_reaches_the_members() -> None:

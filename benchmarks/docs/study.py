@@ -119,7 +119,7 @@ def _machines(records: Sequence[Content], grid: Row) -> list[str]:
         measured: dict[str, list[str]] = {}
         for level, device in newest.items():
             measured.setdefault(device, []).append(title_of(grid, *level))
-        if len(plain) > 1:
+        if len(plain) > 1 and len(measured) > 1:
             first = max(measured, key=lambda device: len(measured[device]))
             values = ", ".join(f"{shown(statistics.mean(values))} on {device}" for device, values in plain.items())
             others = "; ".join(f"{', '.join(own)} on {device}" for device, own in measured.items() if device != first)

@@ -1,7 +1,8 @@
-"""Atomic writing of files, folders that one process at a time works in, and strict reading of JSON."""
+"""Atomic writing and hashes of files, folders that one process at a time works in, and strict reading of JSON."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import uuid
@@ -90,3 +91,9 @@ def hold(folder: Path) -> bool:
             return False
     _scopes[-1][folder] = lock
     return True
+
+
+def file_hash(path: Path) -> str:
+    """SHA-256 of what a file holds, in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -21,7 +20,7 @@ from lit_recon.experiments.engine.runner import refuse_several_processes
 from lit_recon.experiments.pages import build_page, lacks_page
 from lit_recon.experiments.settings import BackboneSettings, TrainSettings
 from lit_recon.experiments.train.generator import GeneratorSettings
-from lit_recon.io.files import write_text
+from lit_recon.io.files import file_hash, write_text
 from lit_recon.modules.generator import GENERATOR_FILE
 from lit_recon.reporting.provenance import differences, read_settings
 from lit_recon.reporting.record import read_json, read_metrics
@@ -171,7 +170,7 @@ def _entry(zoo: Path, name: str, kind: _Kind, training: Mapping[str, Any]) -> di
     given = {key: value for key, value in data.get("init_args", {}).items() if key not in ("root", "download")}
     return {
         "file": f"{name}/{kind.file}",
-        "sha256": _sha256(zoo / name / kind.file),
+        "sha256": file_hash(zoo / name / kind.file),
         "command": kind.command.name,
         "settings_hash": settings_hash({**training, "data": {**data, "init_args": given}}),  # data have a split_hash
         **facts,
@@ -210,7 +209,7 @@ def _check_file(zoo: Path, name: str, entry: Mapping[str, Any]) -> None:
         raise MissingDataError(
             f"{path} is missing, which {zoo / MANIFEST} lists: restore it, or train it again with {_again(name)}"
         )
-    if (found := _sha256(path)) != expected:
+    if (found := file_hash(path)) != expected:
         raise CorruptFileError(
             f"{path} has changed: its SHA-256 is {found}, but {zoo / MANIFEST} says {expected}: restore it, or train "
             f"it again with {_again(name)}"
@@ -219,11 +218,6 @@ def _check_file(zoo: Path, name: str, entry: Mapping[str, Any]) -> None:
 
 def _again(name: str) -> str:
     return f'--only "[{name}]" --overwrite true'
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _read(zoo: Path) -> dict[str, dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from lit_recon.experiments.call import PaperRunSettings, check_range
 from lit_recon.experiments.configuration import readable
 from lit_recon.experiments.engine.pieces import merged, settings_hash
 from lit_recon.experiments.trainset.starts import Start
+from lit_recon.io.files import file_hash
 from lit_recon.models.centered import CenteredMLP
 
 #: Name of a training without a defense.
@@ -110,7 +110,7 @@ class ReleasedFiles:
     def contents(self) -> dict[str, str | None]:
         """Hashes of the files: what is computed depends on what they hold, not on where they lie."""
         paths = {item.name: getattr(self, item.name) for item in fields(self)}
-        return {name: path and hashlib.sha256(path.read_bytes()).hexdigest()[:16] for name, path in paths.items()}
+        return {name: path and file_hash(path)[:16] for name, path in paths.items()}
 
 
 @dataclass(frozen=True)

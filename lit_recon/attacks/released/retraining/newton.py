@@ -8,6 +8,7 @@ in the prediction, as earlier trainings show it (Broyden's method).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import cache, partial
@@ -170,7 +171,7 @@ class NewtonRetraining(Reconstructor):
 
     @property
     def _pixels(self) -> int:
-        return self.plan.fixed.pixels().shape[1:].numel()
+        return math.prod(self.plan.fixed.image_shape)
 
     @property
     def _determined(self) -> bool:

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from lit_recon.attacks.released.base import Background
+from lit_recon.attacks.released.base import Background, ShadowSizes
 from lit_recon.attacks.released.networks import convolutional as reconstructor_adversarial
 from lit_recon.attacks.released.networks.convolutional import (
     AdversarialReconstructorModule,
@@ -144,6 +144,15 @@ def test_without_a_discriminator_there_is_one_optimizer(monkeypatch: pytest.Monk
     assert made == []
     module = AdversarialReconstructorModule(ReconstructorCNN(4, (3, 24, 24)), None, None)
     assert module.n_optimizers == len(module.configure_optimizers()) == 1
+
+
+def test_small_images_are_refused_before_shadow_models_are_trained() -> None:
+    sizes = ShadowSizes(10, 4, (1, 8, 8), 10)
+    with pytest.raises(ConfigError, match="at least 24 x 24 pixels; got 8 x 8"):
+        ConvolutionalReconstructor(**SMALL).bind(Background(sizes=sizes))
+    large = Background(sizes=sizes._replace(image_shape=(1, 24, 24)))
+    ConvolutionalReconstructor(**SMALL).bind(large)
+    ConvolutionalReconstructor(**{**SMALL, "adversarial": 0.0}).bind(Background(sizes=sizes))
 
 
 def test_what_cannot_be_trained_is_refused() -> None:

@@ -23,6 +23,7 @@ _RUN = Subcommand("attack.py run", "lit_recon.experiments.update_attack.run")
 _KEPT = TensorFormat("lit_recon_audit", "result of an audit's attack", "delete it, and the attack runs again")
 #: Iterations by which the speed of an attack is measured, and the fewest and most that it is given.
 _TRIED, _FEWEST = 10, 50
+_NOT_NEEDED = "not needed: all images are certified"
 
 
 class Candidate(NamedTuple):
@@ -31,32 +32,44 @@ class Candidate(NamedTuple):
     Attributes:
         name, title: in files and on the page.
         needs: the layers or knowledge that it uses besides model and update.
-        build: the attack; with a number of iterations where it can be cut short.
+        settings: of the attack; for a number of iterations where it can be cut short.
         most: iterations of the full attack where it can be cut short, else 0.
     """
 
     name: str
     title: str
     needs: str
-    build: Callable[[int], Attack]
+    settings: Callable[[int], dict[str, Any]]
     most: int = 0
 
-
-def _configured(file: str, changes: Mapping[str, Any] | None = None) -> Attack:
-    """The attack of a shipped configuration."""
-    attack: Attack = _RUN.built({"attack": merged(_settings(file), changes or {})})["attack"]
-    return attack
-
-
-def _settings(file: str) -> dict[str, Any]:
-    path = find_configuration(file, "attack")
-    settings: Any = read_settings(path)
-    return dict(settings["attack"])
+    def build(self, steps: int, labels: bool) -> Attack:
+        """The attack, with at most so many iterations; where it knows the labels, it does not recover them."""
+        settings = self.settings(steps)
+        attack: Attack = _RUN.built({"attack": _with_known_labels(settings) if labels else settings})["attack"]
+        return attack
 
 
-def _maps(_: int) -> Attack:
+def _with_known_labels(settings: Any) -> Any:
+    """The settings of an attack, or of one that consists of others, with `KnownLabels` for every recovery of labels."""
+    if isinstance(settings, list):
+        return [_with_known_labels(one) for one in settings]
+    if not isinstance(settings, dict):
+        return settings
+    return {
+        name: {"class_path": "KnownLabels"} if name == "labels" else _with_known_labels(value)
+        for name, value in settings.items()
+    }
+
+
+def _configured(file: str, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Settings of the attack of a shipped configuration."""
+    settings: Any = read_settings(find_configuration(file, "attack"))
+    return merged(dict(settings["attack"]), changes or {})
+
+
+def _maps(_: int) -> dict[str, Any]:
     """Exact and completed maps, and patches, without the gradient matching that they make way to."""
-    listed = _settings("feature_maps")["init_args"]["attacks"]
+    listed = _configured("feature_maps")["init_args"]["attacks"]
     return _configured("feature_maps", {"init_args": {"attacks": listed[:-1]}})
 
 
@@ -141,6 +154,11 @@ class Outcome:
     def missing(self) -> bool:
         """Whether nothing is known for lack of time."""
         return self.cut and self.found is None
+
+    @property
+    def untried(self) -> bool:
+        """Whether nothing is known, for lack of time or because another attack had certified all images."""
+        return self.missing or self.reason == _NOT_NEEDED
 
     @property
     def batch(self) -> Batch:
@@ -230,8 +248,7 @@ def run_attacks(
     for number, candidate in enumerate(chosen):
         path = None if folder is None else folder / f"{candidate.name}.safetensors"
         if any(done.certified == seen.n_examples for done in outcomes):
-            reason = "not needed: all images are certified"
-            outcomes.append(Outcome(*candidate[:3], reason=reason))
+            outcomes.append(Outcome(*candidate[:3], reason=_NOT_NEEDED))
             continue
         kept = read_outcome(path) if path is not None and path.is_file() else None
         if kept is not None and (not kept.cut or minutes <= kept.minutes):
@@ -260,7 +277,7 @@ def attempt(candidate: Candidate, seen: Observation, seconds: float) -> Outcome:
         steps, deadline = candidate.most, started + seconds
         if steps:
             steps = _affordable(candidate, seen, seconds)
-        found, done = _finish(candidate.build(steps).begin([seen]), deadline)
+        found, done = _finish(candidate.build(steps, seen.labels is not None).begin([seen]), deadline)
         cut = steps < candidate.most or time.monotonic() >= deadline
         distance = update_distance(seen, found.images, found.labels)
     except (LitReconError, NotImplementedError) as error:  # PyTorch's: an operation cannot be differentiated twice
@@ -284,7 +301,7 @@ def attempt(candidate: Candidate, seen: Observation, seconds: float) -> Outcome:
 
 def _affordable(candidate: Candidate, seen: Observation, seconds: float) -> int:
     """Iterations that fit into the time, by the speed of the first ones."""
-    run, started = candidate.build(_FEWEST).begin([seen]), time.monotonic()
+    run, started = candidate.build(_FEWEST, seen.labels is not None).begin([seen]), time.monotonic()
     prepared = started
     for number in range(_TRIED + 1):
         run.advance()

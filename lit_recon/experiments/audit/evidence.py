@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -95,6 +95,21 @@ def read_evidence(model: nn.Module, update: RecordedUpdate) -> Evidence:
         {name: _like(value, expected[name]) for name, value in sent.items() if name not in parameters},
         tuple(findings),
     )
+
+
+def without_frozen(evidence: Evidence, change: Mapping[str, Tensor], findings: list[Finding]) -> Evidence:
+    """The evidence without layers of whose parameters none changed: frozen ones, sent all the same."""
+    layers: dict[str, list[str]] = {}
+    for name in change:
+        layers.setdefault(name.rpartition(".")[0], []).append(name)
+    frozen = [name for names in layers.values() if not any(change[one].any() for one in names) for name in names]
+    if not frozen:
+        return evidence
+    text = (
+        f"{len(frozen)} of {len(change)} parameters that were sent did not change ({_listed(frozen)}): frozen layers."
+    )
+    findings.append(Finding("found", f"{text} The attacker treats them as unknown."))
+    return replace(evidence, sent={name: value for name, value in evidence.sent.items() if name not in frozen})
 
 
 def _like(value: Tensor, like: Tensor) -> Tensor:

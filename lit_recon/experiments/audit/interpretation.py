@@ -24,7 +24,7 @@ from lit_recon.clients.record import Circumstances, Sent
 from lit_recon.defenses import Defense, GradientDropout
 from lit_recon.defenses.vectors import flatten
 from lit_recon.errors import ConfigError, LitReconError
-from lit_recon.experiments.audit.evidence import Evidence, Finding
+from lit_recon.experiments.audit.evidence import Evidence, Finding, without_frozen
 from lit_recon.experiments.audit.optimizer import is_reversed, optimizer_facts
 from lit_recon.experiments.audit.statistics import batch_norm_facts, normalization_finding
 from lit_recon.models.classifiers.foreign import PublicModel
@@ -140,6 +140,7 @@ def interpret(
     findings = list(evidence.findings)
     claimed = form
     form, change = _change(evidence, form, findings)
+    evidence = without_frozen(evidence, change, findings)
     statistics, known, about = batch_norm_facts(public, evidence, form, known)
     findings += about
     told = normalization_finding(public)

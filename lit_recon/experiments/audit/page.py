@@ -172,9 +172,9 @@ def _protection(protection: Sequence[Mapping[str, Any]]) -> list[Panel]:
         for own in protection
     ]
     lead = (
-        "The same update, defended before it left the client, and attacked again by the attacks that had found "
-        "something, whose attacker knows the defense. Stopped: what came back is no closer to the images above (the "
-        "true ones if given) than plain images of their mean color."
+        "The same update, defended before it left the client, and attacked again by an attacker who knows the defense, "
+        "with the attacks that had found something and those that were not tried. Stopped: what came back is no closer "
+        "to the images above (the true ones if given) than plain images of their mean color."
     )
     return [
         Panel(
@@ -187,7 +187,12 @@ def _protection(protection: Sequence[Mapping[str, Any]]) -> list[Panel]:
 
 
 def _outcome(own: Mapping[str, Any]) -> str:
-    if own["stopped"] is None:
+    certified = f", {own['certified']} certified" if own["certified"] and own["stopped"] is False else ""
+    return f"{effect(own['stopped'], own.get('cut', False))}{certified}"
+
+
+def effect(stopped: bool | None, cut: bool) -> str:
+    """Whether a defense stopped the attacks, in words."""
+    if stopped is None:
         return "not measured"
-    certified = f", {own['certified']} certified" if own["certified"] else ""
-    return "stopped" if own["stopped"] else f"not stopped{certified}"
+    return f"stopped{' in the time there was' * cut}" if stopped else "not stopped"

@@ -25,6 +25,7 @@ from lit_recon.defenses import (
 from lit_recon.errors import ConfigError, LitReconError
 from lit_recon.experiments.audit.attacks import Outcome, best, check_kept, run_attacks
 from lit_recon.experiments.audit.interpretation import Interpretation
+from lit_recon.experiments.audit.page import effect
 from lit_recon.metrics import metrics_of, score_batch
 from lit_recon.records import Differentiable, Observation, Update
 
@@ -59,6 +60,7 @@ class Protected:
         stopped: the images are no closer to the reference than plain images of its mean colors; None: not measured, as
             it failed, or an attack had no time that could have come closer.
         reason: why it was not measured.
+        cut: it stopped them in the time there was, which did not do for all iterations of every attack.
     """
 
     title: str
@@ -67,6 +69,7 @@ class Protected:
     rmse: float | None = None
     stopped: bool | None = None
     reason: str = ""
+    cut: bool = False
 
 
 def measure_protection(
@@ -86,7 +89,7 @@ def measure_protection(
         seen: the undefended update.
         reference: images `(n, c, h, w)` to compare with: the true ones, or those that came back without a defense.
         labels: of these images.
-        names: of the attacks, those that found something.
+        names: of the attacks, those that found something, or might have.
         minutes: for all defenses together.
         folder: where outcomes are kept.
         defenses: of the update.
@@ -113,7 +116,8 @@ def measure_protection(
         reason = "; ".join(dict.fromkeys(one.reason for one in outcomes)) if rmse is None else ""
         if stopped and late:
             stopped, reason = None, f"no time was left for {', '.join(late)}: raise protection_minutes"
-        found.append(Protected(title, strength, believed, rmse, stopped, reason))
+        cut = bool(stopped) and any(one.cut for one in outcomes)
+        found.append(Protected(title, strength, believed, rmse, stopped, reason, cut))
         progress(f"{title} {strength}: {_told(found[-1])}")
     return found
 
@@ -212,4 +216,4 @@ def _told(found: Protected) -> str:
         return f"not measured ({found.reason})"
     if found.rmse is None:
         return f"nothing came back ({found.reason})"
-    return f"RMSE {found.rmse:.3g}, {'stopped' if found.stopped else 'not stopped'}"
+    return f"RMSE {found.rmse:.3g}, {effect(found.stopped, found.cut)}"

@@ -210,6 +210,8 @@ def _prepared(
     known = None if labels is None else torch.as_tensor(labels).long()
     if known is not None and tuple(known.shape) != (n,):
         raise ConfigError(f"labels must name the class of each of the {n} images; got {len(known)}")
+    if known is not None and not ((known >= 0) & (known < public.n_classes)).all():
+        raise ConfigError(f"labels must be classes from 0 to {public.n_classes - 1}; got {known.tolist()}")
     sent = {**evidence.sent, **evidence.buffers}
     given = (tuple(sent), recorded.form, recorded.known, public.image_shape, public.normalization)
     text = _ADDRESS.sub("", repr((given, loss, model, None if known is None else known.tolist())))
@@ -249,7 +251,7 @@ def _audited(
                 seen,
                 chosen.found.images.cpu() if truth is None else truth[0],
                 chosen.found.labels.cpu() if truth is None else truth[1],
-                [one.name for one in outcomes if one.found is not None],
+                [one.name for one in outcomes if one.found is not None or one.untried],
                 protection_minutes,
                 None if folder is None else folder / "protection",
                 progress=progress,

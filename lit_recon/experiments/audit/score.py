@@ -17,7 +17,7 @@ from torch import Tensor
 from lit_recon.errors import ShapeError
 from lit_recon.experiments.audit.attacks import Outcome, best
 from lit_recon.experiments.audit.evidence import Finding
-from lit_recon.experiments.audit.page import AUDIT_FILE, write_page
+from lit_recon.experiments.audit.page import AUDIT_FILE, effect, write_page
 from lit_recon.experiments.audit.protection import Protected, error_of, flat
 from lit_recon.io.files import write_bytes, write_text
 from lit_recon.metrics import metrics_of, score_batch
@@ -110,7 +110,7 @@ class AuditResult:
             told = outcome.reason or f"{outcome.certified} of {self.n_images} certified, {outcome.seconds:.0f} s"
             lines.append(f"{outcome.title}: {told}" + ("" if errors is None else f", RMSE {float(errors.mean()):.3g}"))
         for own in self.protection:
-            told = own.reason or f"RMSE {own.rmse:.3g}{', stopped' * bool(own.stopped)}"
+            told = own.reason or f"RMSE {own.rmse:.3g}, {effect(own.stopped, own.cut)}"
             lines.append(f"with {own.title.lower()}, {own.strength}: {told}")
         return "\n".join(lines)
 
@@ -160,6 +160,7 @@ class AuditResult:
                 "rmse": own.rmse,
                 "stopped": own.stopped,
                 "reason": own.reason,
+                "cut": own.cut,
             }
             for own in self.protection
         ]

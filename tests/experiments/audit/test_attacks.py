@@ -124,3 +124,34 @@ def test_a_folder_knows_the_same_update_in_another_process(tmp_path: Path) -> No
     assert repr(first) != repr(second)
     audited(tmp_path, recorded, loss=first)
     audited(tmp_path, recorded, loss=second)
+
+
+@pytest.mark.parametrize(("name", "n"), [("analytic", 1), ("geiping2020", 2)])
+def test_attacks_use_labels_that_are_given(name: str, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wrong ones here: recovered ones would be right."""
+    few = [one._replace(most=one.most and 60) for one in attacks.CANDIDATES]
+    monkeypatch.setattr(attacks, "CANDIDATES", few)
+    given = labels(n) + 5
+    how = {"attacks": [name], "minutes": 1.0}
+    [plain], [told] = (
+        lit_recon.audit(mlp(), update(mlp(), n), SHAPE, NORMALIZATION, labels=own, **how).outcomes  # type: ignore[arg-type]  # of several types
+        for own in (None, given)
+    )
+    assert plain.found is not None
+    assert told.found is not None
+    assert plain.found.labels.sort().values.tolist() == labels(n).tolist()
+    assert told.found.labels.sort().values.tolist() == given.tolist()
+
+
+@pytest.mark.parametrize("candidate", attacks.CANDIDATES, ids=lambda one: one.name)
+def test_every_attack_of_an_audit_can_be_given_labels(candidate: attacks.Candidate) -> None:
+    settings = str(candidate.settings(50))
+    assert "HeadCounts" in settings
+    assert "HeadCounts" not in str(attacks._with_known_labels(candidate.settings(50)))
+    candidate.build(50, True)
+
+
+@pytest.mark.parametrize("label", [-1, 10])
+def test_labels_out_of_range_are_refused(label: int) -> None:
+    with pytest.raises(ConfigError, match=r"classes from 0 to 9; got \[-?\d+\]"):
+        lit_recon.audit(mlp(), update(mlp(), 1), SHAPE, NORMALIZATION, labels=[label])

@@ -4,15 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from lit_recon.attacks.updates.gradient_matching.matching import update_distance
 from lit_recon.clients.record import RecordedUpdate
 from lit_recon.errors import LitReconError
 from lit_recon.experiments.audit.evidence import read_evidence
-from tests.experiments.audit.updates import convnet, doubts, interpreted, mlp, update
+from lit_recon.models import public_model
+from tests.experiments.audit.updates import (
+    NORMALIZATION,
+    SHAPE,
+    convnet,
+    doubts,
+    images,
+    interpreted,
+    labels,
+    mlp,
+    update,
+)
 
 State = dict[str, Tensor]
 
@@ -51,6 +64,28 @@ def test_missing_buffers_are_said() -> None:
 def test_parameters_that_were_not_sent_are_said() -> None:
     without = changed(lambda state: {name: v for name, v in state.items() if not name.startswith("0.")})
     assert "2 of 8 parameters were not sent (0.weight, 0.bias)" in texts(without)
+
+
+@pytest.mark.parametrize("form", ["weights", "gradient"])
+def test_frozen_layers_that_were_sent_are_unknown(form: Literal["weights", "gradient"]) -> None:
+    """True images explain the update; else to a cosine distance of 0.03 and more."""
+    frozen = convnet()
+    frozen[0].requires_grad_(False)
+    recorded = update(frozen, 2)
+    if form == "gradient":
+        sent = {name: (recorded.before[name] - value) / 0.1 for name, value in recorded.sent.items()}
+        recorded = replace(recorded, sent=sent, form="gradient")
+    assert "0.weight" in recorded.sent
+    found = interpreted(convnet(), recorded)
+    assert "2 of 6 parameters that were sent did not change (0.weight, 0.bias)" in str(found.findings)
+    seen = found.observation(public_model(convnet(), SHAPE, NORMALIZATION), None, None)
+    assert update_distance(seen, images(2), labels(2)) < 1e-5
+
+
+def test_a_bias_that_batch_norm_takes_away_is_no_frozen_layer() -> None:
+    recorded = update(convnet(norm=True), 4)
+    recorded = replace(recorded, sent={**recorded.sent, "0.bias": recorded.before["0.bias"]})
+    assert "did not change" not in str(interpreted(convnet(norm=True), recorded).findings)
 
 
 def put(name: str, make: Callable[[Tensor], Tensor]) -> Callable[[State], State]:

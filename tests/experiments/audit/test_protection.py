@@ -89,6 +89,32 @@ def test_an_attack_without_time_leaves_open_what_no_other_one_decides(
     assert ("not measured" in lines[0]) == (stopped is None)
 
 
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_defense_that_stopped_attacks_without_time_for_all_iterations_says_so(
+    cut: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protection, "run_attacks", lambda *_: [replace(outcome("1", "black"), cut=cut)])
+    lines: list[str] = []
+    how = (images(1), labels(1), ["geiping2020"], 1.0)
+    [own] = measure_protection(seen(), *how, defenses=DEFENSES[:1], progress=lines.append)
+    assert own.stopped
+    shown = _outcome({"stopped": own.stopped, "cut": own.cut, "certified": 0})
+    assert all(
+        ("in the time there was" in told) is cut for told in (lines[0], str(AuditResult([], [], [own], 1)), shown)
+    )
+
+
+@pytest.mark.parametrize("reason", ["late", "not needed: all images are certified"])
+def test_attacks_that_were_not_tried_are_tried_behind_defenses(reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    undefended = [outcome("geiping2020", "images"), outcome("features", "failed"), outcome("analytic", "late")]
+    undefended[2] = replace(undefended[2], reason=reason, cut=reason == "late")
+    monkeypatch.setattr(run, "run_attacks", lambda *_: undefended)
+    tried: list[list[str]] = []
+    monkeypatch.setattr(run, "measure_protection", lambda *how, **_: tried.append(how[3]) or [])
+    lit_recon.audit(mlp(), update(mlp(), 1), SHAPE, NORMALIZATION, protection_minutes=1.0)
+    assert tried == [["geiping2020", "analytic"]]
+
+
 @pytest.mark.parametrize("kept", [None, GradientDropout(0.5)], ids=str)
 @pytest.mark.parametrize("own", [GradientClipping(10.0), PerExampleClipping(10.0)], ids=str)
 def test_what_was_not_sent_is_unknown_beside_a_defense_of_the_client(

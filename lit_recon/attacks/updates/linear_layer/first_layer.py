@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import torch
 from scipy.optimize import linear_sum_assignment
+from scipy.stats import chi2
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, fold
 
@@ -45,8 +46,8 @@ PERFECT = 1e-4
 FACTOR_ITERATIONS = 4
 #: Factor of evidence, larger than any other cost of a label.
 DECISIVE = 100.0
-#: Largest expected RMSE of an image for it to be certified.
-CERTAIN = 0.01
+#: Largest RMSE of an image for it to be certified, and share of draws of the noise in which it may be larger.
+CERTAIN, _DOUBT = 0.01, 1e-3
 TINY = torch.finfo(torch.float64).tiny
 
 
@@ -216,7 +217,7 @@ class LabelledAttack(Attack):
 
 
 class Inverted(NamedTuple):
-    """Inputs of a layer `(t, d)`, and their expected root mean square error; infinite where noise hides some."""
+    """Inputs of a layer `(t, d)`, and their largest likely root mean square error; infinite where noise hides some."""
 
     inputs: Tensor
     error: float
@@ -235,18 +236,26 @@ def invert(derivatives: Tensor, weight: Tensor) -> Inverted:
     inputs = least_squares(derivatives.T, weight)
     if t >= m:
         return Inverted(inputs, torch.inf)
-    variance = (derivatives.T @ inputs - weight).square().sum() / ((m - t) * d)
-    # noise of the derivatives enters the fit times the inputs, and adds to the eigenvalues
-    added = m * variance / (1 + t * inputs.square().mean())
-    values = torch.linalg.eigvalsh(derivatives @ derivatives.T) - added
-    return Inverted(inputs, float((variance / values).mean().sqrt()) if values.min() > 0 else torch.inf)
+    products = inputs @ inputs.T / d
+    size = products.trace()
+    # noise of the derivatives enters the fit times the inputs, and adds to the eigenvalues, which shrinks the inputs
+    variance = (derivatives.T @ inputs - weight).square().sum() / ((m - t) * d) / (1 + size)
+    values = torch.linalg.eigvalsh(derivatives @ derivatives.T) - m * variance
+    if values.min() <= 0:
+        return Inverted(inputs, torch.inf)
+    # all inputs have it in common: a weighted sum of few squares, approximated as in [Satterthwaite1946]
+    few = (values.reciprocal().sum() * size).square() / (values.pow(-2).sum() * products.square().sum())
+    degrees = float(few.nan_to_num(1.0))
+    noise = variance / values * (1 + size * chi2.isf(_DOUBT, degrees) / degrees)
+    shrunk = (m * variance / values).square() * size / t
+    return Inverted(inputs, float(noise.mean().sqrt() + shrunk.mean().sqrt()))
 
 
 def _distorted(derivatives: Tensor, weight: Tensor, largest: float) -> bool:
-    """Whether entries seem to be cut off or hidden in a way that the fit does not show.
+    """Whether entries seem to be cut off, the largest of several rows, or hidden, in a way that the fit does not show.
 
-    Cut off entries are the largest ones of several rows. An input whose column of weights is zero may have been 0, or
-    anything, with an error of about 1: so many may be zero that the root mean square error is at most `largest`.
+    An input whose column of weights is zero may have been 0, or anything, with an error of about 1: so many may be zero
+    that the root mean square error is at most `largest`.
     """
     cut = any(int((size == size.max()).any(dim=1).sum()) > 1 for size in (weight.abs(), derivatives.T.abs()))
     return cut or float((weight == 0).all(dim=0).double().mean()) > largest**2
@@ -272,8 +281,8 @@ class AnalyticInversion(LabelledAttack):
 
     The layer takes the pixels and has a bias, or is a convolution of patches without overlap. Rows of a hidden layer
     mix all images of a batch: `CocktailPartyAttack` separates them. A single image is certified where what the fit
-    leaves over says that its RMSE is at most 0.01. Where entries seem to be cut off or hidden, it also has to explain
-    the direction of the whole update to within 1 %.
+    leaves over says that its RMSE is at most 0.01, but for about 1 in 1,000 draws of the noise. Where entries seem to
+    be cut off or hidden, it also has to explain the direction of the whole update to within 1 %.
 
     Args:
         labels: recovery of the batch's labels.
@@ -343,7 +352,7 @@ class AnalyticInversion(LabelledAttack):
         if not derivatives.any():
             notes = (*notes, "the first layer's gradient is zero: the image is a guess")
         elif error > CERTAIN:
-            left = f"leave an expected RMSE of {error:.2g}" if error < torch.inf else "do not tell the image from noise"
+            left = f"leave an RMSE of up to {error:.2g}" if error < torch.inf else "do not tell the image from noise"
             notes = (*notes, f"not certified: the gradients of the first layer {left}")
         elif not certified:
             hidden = "entries of the first layer's gradient seem to be cut off or hidden"
@@ -354,7 +363,8 @@ class AnalyticInversion(LabelledAttack):
     def _by_labels(self, layer: FirstLayer, labels: Tensor) -> tuple[Tensor, int]:
         """Images in the order of `labels` from the iteration of least residual, and its number."""
         rows, seen = labels.cpu(), layer.seen
-        images = to_pixels(layer.weight[rows] / _away_from_zero(layer.bias[rows])[:, None], seen)
+        away = torch.where(layer.bias[rows].abs() < TINY, TINY, layer.bias[rows])
+        images = to_pixels(layer.weight[rows] / away[:, None], seen)
         best, least, at = images, relative_residual(images, labels, seen), 0
         for iteration in range(1, self.iterations + 1):
             effects = layer.derivatives(images, labels) / len(labels)
@@ -387,7 +397,3 @@ def _require_distinct(labels: Tensor) -> None:
             f"AnalyticInversion finds one image per label, and the labels {labels.tolist()} repeat: "
             "attack batches of distinct labels, or use CocktailPartyAttack"
         )
-
-
-def _away_from_zero(values: Tensor) -> Tensor:
-    return torch.where(values.abs() < TINY, TINY, values)

@@ -114,7 +114,9 @@ def test_entries_that_are_hidden_or_cut_off_are_not_taken_for_the_image(defense:
     assert (found.images - images).square().mean().sqrt() > 0.03
     assert found.certified is not None
     assert found.certified.tolist() == [False]
-    assert "cut off or hidden" in found.notes[-1]
+    # half of the entries are noise enough for the fit to show
+    why = "leave an RMSE of up to" if isinstance(defense, OptimalGradientPruning) else "cut off or hidden"
+    assert why in found.notes[-1]
 
 
 @pytest.mark.parametrize("defense", [None, GaussianNoise(1e-4), GradientClipping(0.01)], ids=repr)

@@ -90,18 +90,23 @@ def test_the_first_row_of_an_image_is_found_behind_a_class_token() -> None:
     ]
 
 
-@pytest.mark.parametrize("noise", [1e-6, 1e-3, 3e-3])
-def test_the_expected_error_is_the_error(noise: float) -> None:
+@pytest.mark.parametrize(("t", "m", "d"), [(1, 64, 192), (1, 256, 192), (4, 64, 192), (16, 64, 48)])
+@pytest.mark.parametrize("noise", [1e-6, 1e-2, 0.1])
+def test_the_error_is_hardly_ever_larger_than_the_largest_likely_one(t: int, m: int, d: int, noise: float) -> None:
+    """Noise of the derivatives is one factor of a whole image: its error is up to three times the expected one."""
     generator = torch.Generator().manual_seed(0)
-    inputs, derivatives = (torch.randn(16, m, generator=generator, dtype=torch.float64) for m in (48, 64))
-    derivatives *= torch.logspace(0, -1.5, 16)[:, None]
-    weight = derivatives.T @ inputs
-    for value in (weight, derivatives):
-        value += noise * torch.randn(value.shape, generator=generator, dtype=torch.float64)
-    found = invert(derivatives, weight)
-    error = float((found.inputs - inputs).square().mean().sqrt())
-    # measured: ratios of 1.09 to 1.10
-    assert found.error == pytest.approx(error, rel=0.15)
+    ratios = []
+    for _ in range(100):
+        inputs, derivatives = (torch.randn(t, size, generator=generator, dtype=torch.float64) for size in (d, m))
+        derivatives *= torch.logspace(0, -0.5, t)[:, None]
+        weight = derivatives.T @ inputs
+        for value in (weight, derivatives):
+            value += noise * torch.randn(value.shape, generator=generator, dtype=torch.float64)
+        found = invert(derivatives, weight)
+        ratios.append(float((found.inputs - inputs).square().mean().sqrt()) / found.error)
+    # measured: at most 0.98, and medians of 0.3 to 0.9
+    assert max(ratios) < 1.1
+    assert sorted(ratios)[50] > 0.25
 
 
 @pytest.mark.parametrize("extra", [0, 3])
@@ -120,7 +125,7 @@ def test_only_images_without_much_noise_are_certified(std: float, certified: boo
     assert found.certified.tolist() == [certified]
     # measured: 0.0005, 0.047 and 0.27
     assert ((found.images - images).square().mean().sqrt() < 0.01) == certified
-    why = {1e-4: "leave an expected RMSE of", 1e-3: "do not tell the image from noise"}
+    why = {1e-4: "leave an RMSE of up to", 1e-3: "do not tell the image from noise"}
     assert certified or why[std] in found.notes[-1]
 
 

@@ -59,12 +59,12 @@ def format_printed(metric: str | Measure, value: object) -> str:
 def short(value: float | None, digits: int = 3) -> str:
     """A number with so many significant digits, or all digits before the point.
 
-    >>> short(0.12345), short(12345.6), short(1.5e7), short(math.inf), short(None)
-    ('0.123', '12,346', '1.5e+07', '∞', '–')
+    >>> short(0.12345), short(999.7), short(12345.6), short(1.5e7), short(math.inf), short(None)
+    ('0.123', '1,000', '12,346', '1.5e+07', '∞', '–')
     """
     if value is None:
         return ABSENT
-    if 10**digits <= abs(value) < 1e6:
+    if 10**digits - 0.5 <= abs(value) < 1e6:  # also what rounds up to the power of ten
         return f"{value:,.0f}"
     return "∞" if value == math.inf else f"{value:,.{digits}g}"
 
@@ -100,10 +100,10 @@ def with_error(key: str, value: float | None, error: float | None) -> str:
 def duration(seconds: float) -> str:
     """A duration in readable units.
 
-    >>> duration(0.0123), duration(4.2), duration(42.4), duration(125), duration(7380)
-    ('12.3 ms', '4.2 s', '42 s', '2 min 5 s', '2 h 3 min')
+    >>> duration(0.0123), duration(0.9997), duration(4.2), duration(42.4), duration(125), duration(7380)
+    ('12.3 ms', '1.0 s', '4.2 s', '42 s', '2 min 5 s', '2 h 3 min')
     """
-    if seconds < 1:
+    if seconds < 0.9995:  # above, it is rounded to a second
         return f"{1000 * seconds:.3g} ms"
     if seconds < 10:
         return f"{seconds:.1f} s"

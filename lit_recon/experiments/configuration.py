@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
+from jsonargparse.typing import register_type
 
 from lit_recon.errors import ConfigError, LitReconError, MissingDataError
 from lit_recon.reporting.run_folder import IGNORED_SETTINGS, marked
@@ -104,6 +106,14 @@ _MOVED = {
 set_parsing_settings(instantiate_subclass_spec_in_any=False)
 
 
+def _path(given: Path | str) -> Path:
+    """A path of the settings; shells expand `~` neither in `--out=~/x` nor in a file."""
+    return Path(os.path.expanduser(given))
+
+
+register_type(Path, str, _path, type_check=isinstance)
+
+
 #: Shipped configurations, below folders named after commands; in the repository a link to its folder `configs`.
 _SHIPPED = Path(__file__).parents[1] / "configs"
 
@@ -121,7 +131,7 @@ def find_configuration(given: Path | str, folder: str = "") -> Path:
     >>> find_configuration("geiping2020").name
     'geiping2020.yaml'
     """
-    path = Path(given)
+    path = _path(given)
     if path.is_file():
         return path
     shipped = {file.relative_to(_SHIPPED).with_suffix("").as_posix(): file for file in _SHIPPED.glob("*/*.yaml")}

@@ -68,6 +68,17 @@ def test_a_file_names_the_run_and_options_override_it(parser: ArgumentParser, tm
     assert trunk.arguments["activation"] == "elu"
 
 
+def test_a_path_may_begin_with_the_home_folder(
+    parser: ArgumentParser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "mine.yaml").write_text("{data: {class_path: Npz, init_args: {root: ~/x.npz}}, name: mine}")
+    complete, written, built = settings(parser, "--config", str(find_configuration("~/mine.yaml")), "--out=~/run")
+    assert written["out"] == str(complete.out) == str(tmp_path / "run")
+    assert isinstance(built.data, Npz)
+    assert built.data.root == tmp_path / "x.npz"
+
+
 def test_the_written_configuration_gives_itself_again(parser: ArgumentParser, tmp_path: Path) -> None:
     complete, text = resolved(
         parser, parser.parse_args(["--config", str(DEMO), "--overwrite", "true", "--seed", "3"]), "x"

@@ -11,8 +11,6 @@ from lit_recon.data.sources.base import ImageSource
 from lit_recon.data.splits import Pool, content_hash, in_pool
 from lit_recon.errors import ConfigError, ShapeError
 
-_FEWER = "lower split.fixed or split.targets"
-
 
 @dataclass(frozen=True)
 class InformedSplitSettings:
@@ -113,35 +111,41 @@ class InformedSplit:
 
 
 def draw_informed_split(
-    source: ImageSource, settings: InformedSplitSettings, shadow_source: ImageSource | None = None
+    source: ImageSource,
+    settings: InformedSplitSettings,
+    shadow_source: ImageSource | None = None,
+    fixed: str = "fixed",
+    shadow: str = "shadow",
 ) -> InformedSplit:
     """Draw the three parts; duplicate images count once, and too few of them are a `ConfigError`.
 
     Shadow targets may come from another source; if its classes differ, each image gets a random class of `source`.
+    `fixed` and `shadow` are what the command calls these settings, for messages.
     """
+    fewer = f"lower split.{fixed} or split.targets"
     images = _distinct(source)
     shadows = settings.shadow if shadow_source is None else 0
-    wanted = {"fixed": settings.fixed, "targets": settings.targets, **({"shadow": shadows} if shadows else {})}
+    wanted = {fixed: settings.fixed, "targets": settings.targets, **({shadow: shadows} if shadows else {})}
     if sum(wanted.values()) > len(images):
         most = len(images) - settings.fixed - settings.targets
-        remedy = f"lower split.shadow to at most {most}" if shadows and most >= 2 else _FEWER
+        remedy = f"lower split.{shadow} to at most {most}" if shadows and most >= 2 else fewer
         raise ConfigError(
             f"split asks for {' + '.join(f'{size} {name}' for name, size in wanted.items())} images; {source.name} has "
             f"{len(images)} different ones: {remedy}"
         )
     order = torch.randperm(len(images), generator=seeded_generator(settings.seed, "informed split"))
-    fixed, others = order[: settings.fixed], order[settings.fixed :]
+    known, others = order[: settings.fixed], order[settings.fixed :]
     eligible = others[torch.isin(others, in_pool(images, settings.pool))]
     targets = eligible[: settings.targets]
     if len(targets) < settings.targets:
         raise ConfigError(
             f"split.targets must be at most {len(targets)}, the images of pool {settings.pool} of {source.name} "
-            f"outside the fixed set; got {settings.targets}: {_FEWER}, or set split.pool to all"
+            f"that are left beside {settings.fixed} {fixed}; got {settings.targets}: {fewer}, or set split.pool to all"
         )
-    shadow, rest = others[~torch.isin(others, targets)].split([shadows, len(others) - len(targets) - shadows])
+    own, rest = others[~torch.isin(others, targets)].split([shadows, len(others) - len(targets) - shadows])
     return InformedSplit(
-        images.subset(fixed, f"{source.name} fixed"),
-        images.subset(shadow, f"{source.name} shadow")
+        images.subset(known, f"{source.name} fixed"),
+        images.subset(own, f"{source.name} shadow")
         if shadow_source is None
         else _foreign_shadows(images, shadow_source, settings),
         images.subset(targets, f"{source.name} targets"),

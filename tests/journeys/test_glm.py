@@ -107,7 +107,8 @@ def test_classifiers_of_odd_digits(reconn: Callable[..., Any], workplace: Path) 
     ("arguments", "complaint"),
     [
         (["--split.targets", 300], "split.targets must be at least 1 and below split.records"),
-        (["--split.records", 1790], "has 1797 different ones"),
+        (["--split.records", 1790], "has 1797 different ones: lower split.held_out to at most 7"),
+        (["--split.records", 1000, "--split.targets", 900], "lower split.records or split.targets"),
         (["--regression.penalty=-1"], "penalty must be at least 0"),
         (["--beside", '{"A b": {"class_path": "LeastSquares"}}'], "names in beside must be"),
         (

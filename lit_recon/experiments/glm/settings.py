@@ -46,7 +46,7 @@ class RecordSettings:
     def drawn(self, source: ImageSource) -> InformedSplit:
         """Disjoint targets, other records, and held-out records (as the split's shadow targets)."""
         sizes = InformedSplitSettings(self.records - self.targets, self.held_out, self.targets, self.seed, self.pool)
-        return draw_informed_split(source, sizes)
+        return draw_informed_split(source, sizes, fixed="records", shadow="held_out")
 
 
 @dataclass(frozen=True, kw_only=True)

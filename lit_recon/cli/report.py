@@ -7,7 +7,7 @@ from pathlib import Path
 from jsonargparse import ArgumentParser, Namespace
 
 from lit_recon.errors import ConfigError
-from lit_recon.experiments.pages import build_page
+from lit_recon.experiments.pages import build_page, require_comparable
 from lit_recon.reporting.pages import compare_report, write_pdf
 
 #: Where the comparison of several runs goes unless told otherwise.
@@ -30,6 +30,8 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     runs: list[Path] = values.runs
     if len(runs) == 1 and values.out is not None:
         raise ConfigError("--out names the page that compares several runs, but one run is given: name another run")
+    if len(runs) > 1:
+        require_comparable(runs)
     pages = [("report", build_page(run)) for run in runs]
     if len(runs) > 1:
         pages.append(("comparison", compare_report(runs, values.out or COMPARISON)))

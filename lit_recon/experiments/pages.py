@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pkgutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from lit_recon.errors import ConfigError, CorruptFileError
@@ -25,6 +26,8 @@ PAGES = {
     "train backbone": "",
     "train generator": f"{_EXPERIMENTS}.train.generator:write_page",
 }
+#: Commands whose runs hold an image for every target image, so that one page compares several of them.
+_COMPARABLE = ("attack run", "reconn run", "reconn glm", "reconn membership")
 #: Runs from before the release 0.1.0 do not record their command: commands by a setting, of which the first that a run
 #: has decides.
 _BY_SETTING = {
@@ -58,6 +61,18 @@ def build_page(run: Path) -> Path:
             "files that were edited, or repeat the run"
         ) from error
     return written
+
+
+def require_comparable(runs: Sequence[Path]) -> None:
+    """A ConfigError for a run of a command whose runs are not compared on one page, such as an audit or a grid."""
+    for run in runs:
+        command = _command_of(RunFolder(run))
+        if command in PAGES and command not in _COMPARABLE:
+            own = f"; `python attack.py report {run}` writes its own page" if PAGES[command] else ""
+            raise ConfigError(
+                f"several runs are compared by their reconstructions, of {', '.join(_COMPARABLE)}; {run} is of "
+                f"{command}: leave it out{own}"
+            )
 
 
 def lacks_page(run: Path) -> bool:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from lit_recon.errors import CorruptFileError, MissingDataError
+from lit_recon.errors import CorruptFileError
 from lit_recon.io.files import parse_json
 from lit_recon.measures import Measure
 from lit_recon.reporting.provenance import read_settings
@@ -186,10 +186,7 @@ class RunRecord:
     def read(cls, folder: RunFolder | Path) -> RunRecord:
         """Read a finished run; MissingDataError without one, CorruptFileError for malformed or contradictory files."""
         run = folder if isinstance(folder, RunFolder) else RunFolder(folder)
-        if not run.is_complete:
-            kind = "an unfinished" if run.is_run else "no"
-            remedy = f"finish it with `{run.how_to_finish}`" if run.is_run else "check the path"
-            raise MissingDataError(f"{run.path} holds {kind} run ({run.metrics.name} is missing): {remedy}")
+        run.require_finished()
         for path in (run.config, run.victims, run.reconstructions):
             if not path.is_file():
                 raise CorruptFileError(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from lit_recon.errors import ConfigError, RunExistsError
+from lit_recon.errors import ConfigError, MissingDataError, RunExistsError
 from lit_recon.io.files import LOCK, hold, is_leftover, write_text
 from lit_recon.reporting.provenance import differences, parse_settings, read_settings
 
@@ -167,6 +167,13 @@ class RunFolder:
     @property
     def _is_used(self) -> bool:
         return any(not is_leftover(entry) and entry.name != LOCK for entry in self.path.iterdir())
+
+    def require_finished(self) -> None:
+        """A MissingDataError unless a finished run is here; it names the command that finishes an interrupted one."""
+        if not self.is_complete:
+            kind = "an unfinished" if self.is_run else "no"
+            remedy = f"finish it with `{self.how_to_finish}`" if self.is_run else "check the path"
+            raise MissingDataError(f"{self.path} holds {kind} run ({self.metrics.name} is missing): {remedy}")
 
     def refuse_finished(self) -> None:
         """A RunExistsError where a finished run is: also for the processes of a group that do not open the folder.

@@ -60,6 +60,30 @@ def test_a_training_is_not_called_corrupt(command: str, tmp_path: Path, capsys: 
     )
 
 
+@pytest.mark.parametrize("command", ["attack.py audit", "reconn.py rero"])
+def test_an_interrupted_run_of_another_kind_is_finished_by_its_command(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_of(tmp_path, command, finished=False)
+    assert attack(["report", str(tmp_path)]) == 2
+    assert (
+        f"holds an unfinished run (metrics.json is missing): finish it with `python {command}"
+        in capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize("command", ["attack.py audit", "attack.py evaluate", "reconn.py factors", "train.py backbone"])
+def test_runs_without_reconstructions_of_targets_are_not_compared(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_of(tmp_path / "one", "attack.py run")
+    run_of(tmp_path / "two", command)
+    assert attack(["report", str(tmp_path / "one"), str(tmp_path / "two")]) == 2
+    told = capsys.readouterr().err
+    assert f"two is of {command.replace('.py', '')}: leave it out" in told
+    assert (f"`python attack.py report {tmp_path / 'two'}` writes its own page" in told) == ("train" not in command)
+
+
 @pytest.mark.parametrize(
     ("command", "told"),
     [

@@ -35,6 +35,7 @@ What it costs in accuracy is measured by attack.py evaluate."""
 def write_page(folder: Path) -> Path:
     """Write the report of a finished audit into its folder; returns its path. Errors as for `RunRecord.read`."""
     run = RunFolder(folder)
+    run.require_finished()
     metrics, audit = read_metrics(run.metrics), read_json(folder / AUDIT_FILE)
     arrays = read_arrays(run.reconstructions) if run.reconstructions.is_file() else {}
     files = {

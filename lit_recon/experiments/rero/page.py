@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from lit_recon.bounds import concentrated_bound, gaussian_bound
-from lit_recon.errors import MissingDataError
 from lit_recon.metrics.aggregate import recorded_error
 from lit_recon.reporting.images import image_grid
 from lit_recon.reporting.pages import Page, Panel, Picture, notes_panels
@@ -35,8 +34,7 @@ _DASHED = (0, (4.0, 2.0))
 def write_page(folder: Path) -> Path:
     """Write the page of a finished run of `reconn.py rero` into its folder; raises as `build_report` does."""
     run = RunFolder(folder)
-    if not run.is_complete:
-        raise MissingDataError(f"{run.path} holds no finished run: finish it with the command that began it")
+    run.require_finished()
     record = read_json(run.path / RECORD)
     settings = read_settings(run.config)
     kappas = find_setting(settings, "prior.kappas")

@@ -176,7 +176,7 @@ class VictimBatches:
         if len(batches) < world_size:
             raise ConfigError(
                 f"each of {world_size} processes needs a batch of victims; got {len(batches)}: start at most "
-                f"{len(batches)} processes, or raise n_victims"
+                f"{len(batches)} processes, or raise victims.n"
             )
         self.images, self.batches = images, batches
         self.rank, self.world_size, self.together = rank, world_size, 1

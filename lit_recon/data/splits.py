@@ -104,7 +104,7 @@ def victim_batches(
     if not 1 <= batch_size <= len(indices):
         raise ConfigError(
             f"batch_size must be 1 to {len(indices)}, the number of victims; got {batch_size}: "
-            "lower it, or raise n_victims"
+            "lower it, or raise victims.n"
         )
     generator = seeded_generator(seed, "victim batches")
     if not distinct_labels:
@@ -114,7 +114,7 @@ def victim_batches(
     if batch_size > len(pools):
         raise ConfigError(
             f"batches of {batch_size} distinct labels need victims of {batch_size} classes; the {len(indices)} victims "
-            f"have {len(pools)}: lower batch_size, raise n_victims, or set distinct_labels to false"
+            f"have {len(pools)}: lower batch_size, raise victims.n, or set distinct_labels to false"
         )
     batches = []
     while sum(map(bool, pools)) >= batch_size:

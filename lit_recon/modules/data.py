@@ -182,7 +182,7 @@ class VictimDataModule(SourceDataModule):
             whole = "the size" if self.pool == "all" else f"the images of pool {self.pool}"
             remedy = "" if self.n_victims < 1 or self.n_victims > len(labels) else "; pool `all` has every image"
             raise ConfigError(
-                f"n_victims must be 1 to {len(pool)}, {whole} of {self.test.name}; got {self.n_victims}{remedy}"
+                f"victims.n must be 1 to {len(pool)}, {whole} of {self.test.name}; got {self.n_victims}{remedy}"
             )
         victims = pool[sample_victims(labels[pool], self.n_victims, self.seed)]
         return victim_batches(labels, victims, self.batch_size, self.distinct_labels, self.seed)

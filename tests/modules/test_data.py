@@ -140,13 +140,16 @@ def test_a_public_sample_for_baselines() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"n_victims": 360, "pool": "all"}, "n_victims must be 1 to 359, the size of digits test; got 360"),
+        ({"n_victims": 360, "pool": "all"}, "victims.n must be 1 to 359, the size of digits test; got 360"),
         (
             {"n_victims": 300},
-            "n_victims must be 1 to 205, the images of pool evaluation of digits test; got 300; pool `all` has every",
+            "victims.n must be 1 to 205, the images of pool evaluation of digits test; got 300; pool `all` has every",
         ),
-        ({"n_victims": 0, "pool": "development"}, "n_victims must be 1 to 154"),
-        ({"n_victims": 4, "batch_size": 5}, "batch_size must be 1 to 4, the number of victims; got 5"),
+        ({"n_victims": 0, "pool": "development"}, "victims.n must be 1 to 154"),
+        (
+            {"n_victims": 4, "batch_size": 5},
+            "batch_size must be 1 to 4, the number of victims; got 5: lower it, or raise victims.n",
+        ),
         ({"batch_size": 11}, "batches of 11 distinct labels need victims of 11 classes"),
         ({"n_victims": 6, "batch_size": 0}, "batch_size must be 1 to 6"),
     ],

@@ -73,15 +73,18 @@ class ImageSet:
     ) -> ImageSet:
         """Copy images `(N, h, w, c)` or, for one channel, `(N, h, w)`, and integer labels `(N,)` into a set."""
         if images.dtype != np.uint8:
+            kinds = {"f": "floats in [0, 1] as np.round(images * 255)", "b": "black and white as (images * 255)"}
+            remedy = kinds.get(images.dtype.kind, "numbers of 0 to 255 as images")
             raise ShapeError(
-                f"{name}: images must be uint8, 0 to 255; got {images.dtype}: "
-                "save floats in [0, 1] as np.round(images * 255).astype(np.uint8)"
+                f"{name}: images must be uint8, 0 to 255; got {images.dtype}: save {remedy}.astype(np.uint8)"
             )
         if images.ndim == 3:
             images = images[..., np.newaxis]
         if images.ndim != 4 or images.shape[3] not in (1, 3):
             channels_first = images.ndim == 4 and images.shape[1] in (1, 3)
             last = "save images.transpose(0, 2, 3, 1)" if channels_first else "save them so"
+            if images.ndim == 4 and images.shape[3] == 4 and not channels_first:
+                last = "save images[..., :3], without transparency"
             remedy = f"; channels come last here: {last}"
             raise ShapeError(
                 f"{name}: images must be (N, h, w, 1), (N, h, w, 3) or (N, h, w); got {images.shape}{remedy}"

@@ -98,7 +98,13 @@ def test_arrays_are_copied() -> None:
     [
         (np.zeros((4, 2, 2, 3), np.float32), LABELS.numpy(), r"got float32: .*np\.round\(images \* 255\)"),
         (np.zeros((4, 3, 2, 2), np.uint8), LABELS.numpy(), r"transpose\(0, 2, 3, 1\)"),
-        (np.zeros((4, 2, 2, 4), np.uint8), LABELS.numpy(), r"images must be \(N, h, w, 1\)"),
+        (np.zeros((4, 2, 2), np.int64), LABELS.numpy(), r"save numbers of 0 to 255 as images\.astype\(np\.uint8\)"),
+        (np.zeros((4, 2, 2), bool), LABELS.numpy(), r"black and white as \(images \* 255\)\.astype"),
+        (
+            np.zeros((4, 2, 2, 4), np.uint8),
+            LABELS.numpy(),
+            r"images must be \(N, h, w, 1\).* save images\[\.\.\., :3\]",
+        ),
         (np.zeros((4, 12), np.uint8), LABELS.numpy(), r"got \(4, 12\)"),
         (np.zeros((4, 2, 2), np.uint8), np.eye(4, dtype=int), r"one-hot rows as labels\.argmax\(1\)"),
         (np.zeros((4, 2, 2), np.uint8), LABELS.numpy().astype(float), "labels must be integers .* got float64"),

@@ -41,9 +41,10 @@ def read_tensors(path: Path, kind: str = "weights", remedy: str = "give another 
 
 
 def read_state(path: Path, kind: str, remedy: str) -> dict[str, Tensor]:
-    """The tensors of a .safetensors file, or of a state dict saved by torch, perhaps under the key `state_dict`.
+    """The tensors of a .safetensors file, or of a state dict saved by torch.
 
-    Only tensors and plain containers are unpickled. Arguments and errors as for `read_tensors`.
+    The state dict may be under the key `state_dict`, or under another one if no other holds such a dict. Only tensors
+    and plain containers are unpickled. Arguments and errors as for `read_tensors`.
     """
     if path.suffix == ".safetensors":
         return read_tensors(path, kind, remedy)
@@ -53,17 +54,33 @@ def read_state(path: Path, kind: str, remedy: str) -> dict[str, Tensor]:
         content = load_saved(path)
     except Exception as error:  # damaged bytes raise errors of many kinds
         raise CorruptFileError(
-            f"{path} is truncated, damaged, or holds more than tensors ({type(error).__name__}): {remedy}"
+            f"{path} is truncated, damaged, neither a .safetensors file nor one of torch.save, or holds more than "
+            f"tensors ({type(error).__name__}): {remedy}"
         ) from error
-    content = content.get("state_dict", content) if isinstance(content, Mapping) else content
-    if not isinstance(content, Mapping) or not all(
-        isinstance(name, str) and isinstance(value, Tensor) for name, value in content.items()
-    ):
-        raise CorruptFileError(f"{path} must hold a dict of tensors by name; got {type(content).__name__}: {remedy}")
+    if isinstance(content, Mapping) and not _is_state(content):
+        states = [key for key, value in content.items() if _is_state(value) and value]
+        key = "state_dict" if "state_dict" in content else states[0] if len(states) == 1 else None
+        if len(states) > 1 and key is None:
+            raise CorruptFileError(
+                f"{path} must hold one dict of tensors by name; got several, under {', '.join(map(str, states))}: "
+                f"{remedy}"
+            )
+        content = content[key] if key is not None else content
+    if not _is_state(content):
+        raise CorruptFileError(
+            f"{path} must hold a dict of tensors by name, at most under one key; got {type(content).__name__}: {remedy}"
+        )
     odd = [name for name, value in content.items() if not _is_plain(value)]
     if odd:
         raise CorruptFileError(f"{path}: {odd[0]} is sparse, quantized, or larger than its content: {remedy}")
     return dict(content)
+
+
+def _is_state(content: object) -> bool:
+    """Whether these are tensors by name."""
+    return isinstance(content, Mapping) and all(
+        isinstance(name, str) and isinstance(value, Tensor) for name, value in content.items()
+    )
 
 
 def _is_plain(value: Tensor) -> bool:

@@ -8,6 +8,7 @@ import pickle
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -21,6 +22,7 @@ from lit_recon.errors import (
     ShapeError,
     UnsupportedModelError,
 )
+from lit_recon.io.tensors import read_state
 from lit_recon.models import MLP, Backbone, build_module, load_weights, public_model
 from lit_recon.records import Normalization
 
@@ -218,6 +220,18 @@ def test_nothing_is_unpickled(tmp_path: Path) -> None:
     assert not (tmp_path / "exploded").exists()
 
 
+@pytest.mark.parametrize("key", ["state_dict", "model", "model_state_dict"])
+def test_a_state_dict_may_be_under_a_key(key: str, tmp_path: Path) -> None:
+    state, path = network().state_dict(), tmp_path / "w.pt"
+    optimizer = torch.optim.Adam(network().parameters()).state_dict()
+    torch.save({"epoch": 3, "loss": torch.zeros(2), key: state, "optimizer": optimizer, "more": {}}, path)
+    found = read_state(path, "weights", "save it")
+    assert all(torch.equal(found[name], value) for name, value in state.items())
+    torch.save({"model": state, "average": state}, path)
+    with pytest.raises(CorruptFileError, match="one dict of tensors by name; got several, under model, average: save"):
+        read_state(path, "weights", "save it")
+
+
 def test_files_that_hold_no_weights_are_refused(tmp_path: Path) -> None:
     for name in ("nowhere.pt", "nowhere.safetensors"):
         with pytest.raises(MissingDataError, match=f"there are no weights at .*{name}|there is no weights"):
@@ -231,3 +245,6 @@ def test_files_that_hold_no_weights_are_refused(tmp_path: Path) -> None:
     (tmp_path / "half.pt").write_bytes((tmp_path / "w.pt").read_bytes()[:300])
     with pytest.raises(CorruptFileError, match="truncated"):
         load_weights(network(), tmp_path / "half.pt")
+    np.savez(tmp_path / "w.npz", weight=np.zeros(3))
+    with pytest.raises(CorruptFileError, match=r"neither a \.safetensors file nor one of torch\.save.*: save it"):
+        read_state(tmp_path / "w.npz", "weights", "save it")

@@ -172,6 +172,7 @@ def test_separate_files_do_as_well(attack: Callable[..., Any], tmp_path: Path) -
         (["--minutes", "0"], "minutes must be above 0"),
         (["--batches", "3"], "steps must be at least batches"),
         (["--attacks", "[magic]"], "attacks must be among analytic"),
+        (["--model.weights", "w.pt"], "give w.pt as before, or leave it out"),
     ],
 )
 def test_bad_input_is_refused_before_a_run_folder_is_made(

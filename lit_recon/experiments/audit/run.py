@@ -91,6 +91,11 @@ class AuditSettings(RunSettings):
     def __post_init__(self) -> None:
         check_range({"minutes": self.minutes}, 0, strict=True)
         check_range({"protection_minutes": self.protection_minutes}, 0)
+        if self.model.weights is not None:
+            raise ConfigError(
+                "model.weights is not used by an audit, whose weights are those before the client trained: give "
+                f"{self.model.weights} as before, or leave it out if record or before has them"
+            )
         _check_names(self.attacks)
 
     def read(self) -> RecordedUpdate:

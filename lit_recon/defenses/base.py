@@ -16,7 +16,7 @@ import math
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -64,6 +64,9 @@ class Defense:
     >>> SignOnly().stages
     (<Stage.UPDATE: 3>,)
     """
+
+    #: Arguments for the strength, with their defaults, by which the defense changes nothing; empty if there are none.
+    neutral: ClassVar[tuple[tuple[str, object], ...]] = ()
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -149,6 +152,12 @@ class Defense:
                 "each client's own release: set knowledge.defense to false, or client.n_clients to 1"
             )
 
+    def require_strength(self) -> None:
+        """Raise a `ConfigError` where a configuration gives no strength, so that the defense changes nothing."""
+        if self.neutral and all(getattr(self, name) == value for name, value in self.neutral):
+            names = " or ".join(name for name, _ in self.neutral)
+            raise ConfigError(f"{self} changes nothing: set its {names}, or leave the defense out")
+
     def released_std(self, n_examples: int) -> float:
         """Standard deviation of the Gaussian noise on every coordinate of the released update; 0 for no noise.
 
@@ -231,6 +240,8 @@ class Chain(Defense):
     simulates each with the released update of the whole chain: noise after pruning hides the mask.
     """
 
+    neutral: ClassVar[tuple[tuple[str, object], ...]] = (("defenses", []),)
+
     def __init__(self, defenses: Sequence[Defense] = ()) -> None:
         self.defenses = list(defenses)
         acting = [defense for defense in self.defenses if defense.stages]
@@ -301,6 +312,11 @@ class Chain(Defense):
     def require_shares(self) -> None:
         for defense in self.defenses:
             defense.require_shares()
+
+    def require_strength(self) -> None:
+        super().require_strength()
+        for defense in self.defenses:
+            defense.require_strength()
 
     def released_std(self, n_examples: int) -> float:
         std = 0.0

@@ -29,6 +29,8 @@ class MixUp(Defense):
     Source: [Zhang2018], eq. 1 and its reference code.
     """
 
+    neutral = (("alpha", 0.0),)
+
     def __init__(self, alpha: float = 0.0) -> None:
         self.alpha = checked(self, "alpha", alpha)
 
@@ -74,6 +76,8 @@ class NetworkDropout(Defense):
 
     Source: [Srivastava2014]; as a defense, [Zhu2019] and [Huang2021].
     """
+
+    neutral = (("rate", 0.0),)
 
     def __init__(self, rate: float = 0.0, layers: Sequence[str] = ("head",)) -> None:
         self.rate = checked(self, "rate", rate, high=0.999)

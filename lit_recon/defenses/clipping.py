@@ -56,6 +56,8 @@ class GradientClipping(Defense):
     Source: [Liu2025], section 5, bounds 2, 4 and 8.
     """
 
+    neutral = (("bound", math.inf),)
+
     def __init__(self, bound: float = math.inf) -> None:
         self.bound = checked(self, "bound", bound, infinite=True)
 
@@ -88,6 +90,8 @@ class PerExampleClipping(Defense):
     Args:
         bound: largest norm of one example's gradient, absolute.
     """
+
+    neutral = (("bound", math.inf),)
 
     def __init__(self, bound: float = math.inf) -> None:
         self.bound = checked(self, "bound", bound, infinite=True)
@@ -126,6 +130,8 @@ class DPSGD(Defense):
 
     Source: [Abadi2016], algorithm 1.
     """
+
+    neutral = (("bound", math.inf),)
 
     def __init__(self, bound: float = math.inf, noise_multiplier: float = 0.0) -> None:
         self.bound = checked(self, "bound", bound, infinite=True)

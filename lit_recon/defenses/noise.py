@@ -48,6 +48,8 @@ class GaussianNoise(Defense):
     Source: [Zhu2019], section 5.1; [Liu2025], section 5, with 0.001, 0.01 and 0.1.
     """
 
+    neutral = (("std", 0.0),)
+
     def __init__(self, std: float = 0.0, relative: bool = False, before_averaging: bool = False) -> None:
         self.std = checked(self, "std", std)
         if relative and before_averaging:
@@ -102,6 +104,8 @@ class LaplaceNoise(Defense):
         scale: mean absolute value of the noise on a coordinate, whose standard deviation is `sqrt(2) scale`. It is not
             an epsilon: a larger scale is more noise.
     """
+
+    neutral = (("scale", 0.0),)
 
     def __init__(self, scale: float = 0.0) -> None:
         self.scale = checked(self, "scale", scale)

@@ -107,6 +107,8 @@ class OptimalGradientNoise(Defense):
     Source: [Chen2024]; its code takes 10 directions and matches the energy.
     """
 
+    neutral = (("std", 0.0),)
+
     def __init__(
         self,
         std: float = 0.0,
@@ -197,6 +199,8 @@ class OptimalGradientPruning(SparseUpdate):
 
     Source: [Chen2024]; its code takes 10 directions and matches the count.
     """
+
+    neutral = (("fraction", 0.0),)
 
     def __init__(
         self,

@@ -67,6 +67,8 @@ class GradientDropout(SparseUpdate):
 
     left_out = ()
 
+    neutral = (("rate", 0.0),)
+
     def __init__(self, rate: float = 0.0, rescale: bool = False) -> None:
         self.rate = self.dropped = checked(self, "rate", rate, high=1.0)
         self.rescale = rescale
@@ -128,6 +130,8 @@ class GradientPruning(SparseUpdate):
     Source: [Zhu2019], section 5.2 and [Liu2025], section 5, with 0.3 to 0.99 and no stated scope; global in the code of
     [Chen2024], per tensor in that of GradAttack.
     """
+
+    neutral = (("fraction", 0.0),)
 
     def __init__(self, fraction: float = 0.0, scope: Literal["global", "tensor"] = "global") -> None:
         if scope not in ("global", "tensor"):
@@ -196,6 +200,8 @@ class PercentilePrivacy(SparseUpdate):
     """
 
     left_out = ("the information in which entries were dropped or clipped is left out",)
+
+    neutral = (("percentile", 0.0), ("gamma", math.inf))
 
     def __init__(self, percentile: float = 0.0, gamma: float = math.inf, lr: float = 1.0) -> None:
         self.percentile = checked(self, "percentile", percentile, high=100.0)
@@ -267,6 +273,8 @@ class ExcludedVariables(Defense):
 
     Source: NVFlare 2.9, `ExcludeVars`.
     """
+
+    neutral = (("names", None),)
 
     def __init__(self, names: list[str] | str | None = None) -> None:
         given: object = names  # of any type, from a configuration

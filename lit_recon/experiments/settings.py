@@ -91,6 +91,8 @@ class BackboneSettings(SGDSchedule):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range({"epochs": self.epochs, "until_loss": self.until_loss or 0.0}, 0)
+        if self.defense is not None:
+            self.defense.require_strength()
         if self.validate_every < 1 or self.epochs % self.validate_every:
             raise ConfigError(
                 f"validate_every must divide epochs={self.epochs}, so that the last epoch is validated; got "
@@ -223,6 +225,8 @@ class AttackSettings(UpdateSettings, PaperRunSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.defense is not None:
+            self.defense.require_strength()
         if self.clients_per_batch != "auto" and self.clients_per_batch < 1:
             raise ConfigError(f"clients_per_batch must be at least 1, or auto; got {self.clients_per_batch}")
         if self.save_every_seconds <= 0:

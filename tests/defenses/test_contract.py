@@ -157,6 +157,14 @@ def test_identity_at_strength_zero(
     assert relative_error(simulated_gradient(defense, gradient_of(model), batch, released), update) < 1e-12
 
 
+def test_a_configuration_needs_a_strength() -> None:
+    for defense in [*IDENTITIES[1:-3], Chain([GradientPruning(0.4), GaussianNoise(relative=True)])]:
+        with pytest.raises(ConfigError, match=r"changes nothing: set its \w+( or gamma)?, or leave the defense out"):
+            defense.require_strength()
+    for defense in TRANSPARENT + RANDOM:
+        defense.require_strength()
+
+
 @pytest.mark.parametrize("defense", TRANSPARENT + RANDOM, ids=repr)
 def test_strength_changes_the_release_and_nothing_else(
     defense: Defense, model: Backbone, gradient_of: GradientOf, batch: Batch, update: Update

@@ -173,6 +173,7 @@ def test_separate_files_do_as_well(attack: Callable[..., Any], tmp_path: Path) -
         (["--batches", "3"], "steps must be at least batches"),
         (["--attacks", "[magic]"], "attacks must be among analytic"),
         (["--model.weights", "w.pt"], "give w.pt as before, or leave it out"),
+        (["--defense", "GaussianNoise"], "changes nothing: set its std"),
     ],
 )
 def test_bad_input_is_refused_before_a_run_folder_is_made(

@@ -153,11 +153,18 @@ BAD = {
         "the smallest possible epsilon is",
     ),
     "a private batch larger than the data": ("--dp.noise_multiplier 0 --batch_size 301", "batch_size is 300"),
-    "a client's batch larger than the data": ("--defense GradientPruning --batch_size 301", "batch_size is 300"),
+    "a client's batch larger than the data": (
+        "--defense GradientPruning --defense.fraction 0.5 --batch_size 301",
+        "batch_size is 300",
+    ),
+    "no strength": ("--defense GradientPruning", "changes nothing: set its fraction"),
     "a strength out of its range": ("--defense GradientPruning --defense.fraction 1.5", "nearest valid choice is 1"),
     "per-example gradients with BatchNorm": ("--trunk ConvNet --defense DPSGD --defense.bound 1", "norm: group"),
     "private and in 16 bits": ("--dp.noise_multiplier 0 --precision bf16-mixed", "leave precision=bf16-mixed out"),
-    "two kinds of training at once": ("--dp.noise_multiplier 0 --defense GradientPruning", "leave defense"),
+    "two kinds of training at once": (
+        "--dp.noise_multiplier 0 --defense GradientPruning --defense.fraction 0.5",
+        "leave defense",
+    ),
     "uneven mini-batches": ("--local_steps.batches 3 --local_steps.steps 3", "must divide"),
     "an unknown setting": ("--dp.sigma 1", "sigma"),
 }

@@ -96,6 +96,8 @@ class AuditSettings(RunSettings):
                 "model.weights is not used by an audit, whose weights are those before the client trained: give "
                 f"{self.model.weights} as before, or leave it out if record or before has them"
             )
+        if self.defense is not None:
+            self.defense.require_strength()
         _check_names(self.attacks)
 
     def read(self) -> RecordedUpdate:

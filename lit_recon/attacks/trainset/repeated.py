@@ -15,7 +15,7 @@ from lit_recon.attacks.base import SimpleState
 from lit_recon.attacks.trainset.base import Candidates, ReleasedModel, TrainsetAttack
 from lit_recon.attacks.trainset.subspace import first_layer
 from lit_recon.attacks.trainset.training import Training, Weights
-from lit_recon.errors import ConfigError, ThreatModelError
+from lit_recon.errors import ConfigError, ThreatModelError, UnsupportedModelError
 from lit_recon.records import Reconstruction
 
 #: The Anderson iteration restarts from its best guess when its distance exceeds the least one by this factor.
@@ -24,6 +24,8 @@ _LOST = 2.0
 _CAREFUL = 0.5
 #: Coefficients below this share of the largest singular value are taken as zero.
 _RANK = 1e-3
+#: Largest root mean square of the correction that the first layer asks of a certified image.
+_CERTAIN = 0.01
 
 
 @dataclass
@@ -46,7 +48,8 @@ class RepeatedTraining(TrainsetAttack):
         memory: number of earlier steps that either method combines.
         tolerance: distance of the weights at which the search ends. Distances are relative to that of the released
             weights from those of a training on the known images.
-        certain: distance at most which the images count as certified, if they have fewer pixels than there are weights.
+        certain: distance at most which images can be certified: those that the first layer, which has to be linear on
+            all pixels, would correct by a root mean square of at most 0.01. An image of little effect is not.
 
     Source: ours; [Anderson1965] for the acceleration, [Balle2022] for the adversary, there with `u` = 1.
     """
@@ -106,18 +109,24 @@ class RepeatedTraining(TrainsetAttack):
 
     def result(self, state: SimpleState) -> Reconstruction:
         [start] = state.observations
-        distance, n_weights = float(state["least"]), sum(weight.numel() for weight in start.seen.weights.values())
-        certain = distance <= self.certain and state["best"].numel() < n_weights
+        distance, images = float(state["least"]), state["best"].detach().clone()
+        certified = torch.zeros(start.n_examples, dtype=torch.bool)
         note = (
             f"{start.n_examples} unknown images: the weights of a training on the result differ from the released ones "
-            f"by {distance:.2g} of the effect of the true images; certified are at most {self.certain:g}"
+            f"by {distance:.2g} of the effect of the true images; certified are at most {self.certain:g}, and images "
+            f"that the first layer would correct by at most {_CERTAIN:g}"
         )
+        if distance <= self.certain:
+            try:
+                certified = _is_certain(start, images)
+            except UnsupportedModelError as error:
+                note += f"; none is certified: {error}"
         return Reconstruction(
-            state["best"].detach().clone(),
+            images,
             start.labels.clone(),
             distance,
             notes=(note,),
-            certified=torch.full((start.n_examples,), certain),
+            certified=certified,
         )
 
     def _descend(self, state: SimpleState) -> float:
@@ -143,21 +152,10 @@ class RepeatedTraining(TrainsetAttack):
     def _correct(self, state: SimpleState) -> float:
         """One correction by the first layer; the distance before it."""
         [start] = state.observations
-        seen, guesses = start.seen, state["images"].clone()  # the memory keeps them
-        training, begin = _known(seen)
-        name, _, scale = first_layer(seen)
-        layer = seen.model.get_submodule(name)
-        assert isinstance(layer, nn.Linear)
-        images, labels = seen.with_known(guesses, start.labels)
-        marked = MarkedImages(seen.model, layer, start)
-        coefficients = torch.zeros(start.n_examples + 1, layer.out_features).to(start.like)
-        weights = {f"model.{name}": weight for name, weight in begin.items()} | {"coefficients": coefficients}
-        trained = training.run(marked, marked.mark(images), labels, weights).weights
-        found = {name: trained[f"model.{name}"] for name in begin}
-        distance = math.sqrt(_squared_distance(found, seen.weights)) / float(state["scale"])
-        own = trained["coefficients"][:-1]
-        missing = torch.linalg.pinv(own.T, rtol=_RANK) @ (seen.weights[f"{name}.weight"] - found[f"{name}.weight"])
-        correction = (missing / scale).view_as(guesses)
+        guesses = state["images"].clone()  # the memory keeps them
+        found, missing, _ = _first_layer_says(start, guesses, _RANK)
+        distance = math.sqrt(_squared_distance(found, start.seen.weights)) / float(state["scale"])
+        correction = missing.view_as(guesses)
         memory, damping = state["memory"], state["damping"]
         if distance > _LOST * float(state["least"]):
             memory.forget(torch.ones_like(damping, dtype=torch.bool))
@@ -185,6 +183,36 @@ def _known(seen: ReleasedModel) -> tuple[Training, Weights]:
             f"RepeatedTraining needs the {missing} of the released model: give them, or attack by KKT"
         )
     return seen.training, seen.start
+
+
+def _is_certain(start: Candidates, images: Tensor) -> Tensor:
+    """For every image `(u,)`: the first layer tells it from the others, and would hardly correct it."""
+    _, missing, coefficients = _first_layer_says(start, images, 0.0)
+    if int(torch.linalg.matrix_rank(coefficients)) < len(images):
+        return torch.zeros(len(images), dtype=torch.bool)
+    return (missing.square().mean(dim=1).sqrt() <= _CERTAIN).cpu()
+
+
+def _first_layer_says(start: Candidates, guesses: Tensor, rank: float) -> tuple[Weights, Tensor, Tensor]:
+    """A training on guesses: its weights, what is missing in each guess `(u, d)`, and their coefficients `(u, j)`.
+
+    Nothing is missing along coefficients below the share `rank` of the largest singular value; UnsupportedModelError
+    without a linear layer on all pixels.
+    """
+    seen = start.seen
+    training, begin = _known(seen)
+    name, _, scale = first_layer(seen)
+    layer = seen.model.get_submodule(name)
+    assert isinstance(layer, nn.Linear)
+    images, labels = seen.with_known(guesses, start.labels)
+    marked = MarkedImages(seen.model, layer, start)
+    coefficients = torch.zeros(start.n_examples + 1, layer.out_features).to(start.like)
+    weights = {f"model.{name}": weight for name, weight in begin.items()} | {"coefficients": coefficients}
+    trained = training.run(marked, marked.mark(images), labels, weights).weights
+    found = {name: trained[f"model.{name}"] for name in begin}
+    own = trained["coefficients"][:-1]
+    missing = torch.linalg.pinv(own.T, rtol=rank) @ (seen.weights[f"{name}.weight"] - found[f"{name}.weight"])
+    return found, missing / scale, own
 
 
 def _squared_distance(weights: Mapping[str, Tensor], released: Mapping[str, Tensor]) -> Tensor:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from lit_recon.attacks.anderson import Anderson
 from lit_recon.attacks.trainset import repeated
@@ -101,6 +102,69 @@ def test_more_pixels_than_weights_are_never_certified() -> None:
     assert found.loss < 1e-12
     assert found.certified is not None
     assert not found.certified.any()
+
+
+def test_an_image_of_little_effect_is_not_certified_with_another() -> None:
+    """A wrong image in the place of one that the model gives its right label already; the other one is true."""
+    from sklearn.datasets import load_digits
+
+    raw, digits = load_digits(return_X_y=True)
+    chosen = digits < 2
+    images, labels = torch.tensor(raw[chosen]).view(-1, 1, 8, 8) / 16, torch.tensor(digits[chosen])
+    model = CenteredMLP((1, 8, 8), 1, hidden=(16,), initial_std=None).double()
+    model.initialize(torch.Generator().manual_seed(0))
+    start = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    start = Training("binary", steps=300, lr=1.0).run(model, images[200:], labels[200:], start).weights
+    margins = functional_call(model, start, (images[:200],))[:, 0] * (2 * labels[:200] - 1)
+    order = margins.argsort()
+    labels[order[0]] = 1 - labels[order[0]]
+    own = order[[*range(-6, 0), 0, 30]]
+    training = Training("binary", steps=3, lr=0.1)
+    seen = ReleasedModel(
+        model=model,
+        weights=training.run(model, images[own], labels[own], start).weights,
+        task="binary",
+        image_shape=(1, 8, 8),
+        n_classes=2,
+        mean=images.mean(dim=0),
+        n_examples=8,
+        training=training,
+        start=start,
+        known_images=images[own[:6]],
+        known_labels=labels[own[:6]],
+    )
+    wrong = order[labels[order] == labels[own[-1]]][-1]
+    found = RepeatedTraining(steps=1)(Candidates(seen, images[torch.stack([own[-2], wrong])], labels[own[-2:]]))
+    assert found.loss < 1e-3  # measured: 1.9e-4
+    assert rmse(found.images[1], images[own[-1]]) > 0.2
+    assert found.certified is not None
+    assert found.certified.tolist() == [True, False]
+
+
+class Pooled(nn.Module):
+    """A network that does not see all pixels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.AvgPool2d(3), nn.Flatten(), nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 3))
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.layers(images)
+        return logits
+
+
+def test_pixels_that_the_network_does_not_see_are_not_certified() -> None:
+    seen, images, labels = victim(u=1)
+    model = Pooled().double()
+    start = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    every, every_label = seen.with_known(images, labels)
+    seen = replace(seen, model=model, start=start, weights=TRAINING.run(model, every, every_label, start).weights)
+    alike = images.mean().expand(1, *SHAPE)
+    found = RepeatedTraining(steps=1)(Candidates(seen, alike, labels))
+    assert found.loss < 1e-6
+    assert found.certified is not None
+    assert not found.certified.any()
+    assert "none is certified: the attack needs a linear layer on all 9 pixels" in found.notes[0]
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,9 @@ from lit_recon.training.progress import interruptible
 #: Settings that say how or where a run is computed or shown, not what it computes: they are no part of its hash.
 NOT_HASHED = ("name", "out", "overwrite", "cache", "shard_size", "trainer", "lpips", "wandb", "paper")
 
+#: Stands for `backbone.cache` in a hash: its default, with which pieces keep the folders that they had.
+_CACHE = "runs/backbones"
+
 
 def settings_hash(settings: Mapping[str, Any]) -> str:
     """A hash of the settings of a piece, eight hexadecimal digits.
@@ -38,6 +41,9 @@ def settings_hash(settings: Mapping[str, Any]) -> str:
     True
     """
     kept = {key: value for key, value in settings.items() if key not in NOT_HASHED}
+    backbone = kept.get("backbone")
+    if isinstance(backbone, Mapping) and "cache" in backbone:
+        kept["backbone"] = {**backbone, "cache": _CACHE}
     return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:8]
 
 

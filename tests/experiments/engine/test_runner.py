@@ -224,6 +224,16 @@ def test_only_what_is_computed_is_hashed() -> None:
     assert settings_hash({**settings, "seed": 1}) != settings_hash(settings)
 
 
+def test_a_piece_keeps_its_folder_with_another_cache_of_backbones() -> None:
+    first, moved, longer = (
+        settings_hash({"backbone": {"cache": cache, "epochs": epochs}})
+        for cache, epochs in (("runs/backbones", 1), ("elsewhere", 1), ("elsewhere", 2))
+    )
+    assert first == moved != longer
+    # where the cache is the default, folders are those of earlier versions
+    assert first == "3890ab7d"
+
+
 def test_several_processes_and_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     refuse_several_processes("attack.py evaluate", TrainerSettings())
     with pytest.raises(ConfigError, match=r"trainer.devices=2 .*--cluster local"):

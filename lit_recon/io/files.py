@@ -6,8 +6,9 @@ import hashlib
 import json
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -97,3 +98,25 @@ def file_hash(path: Path) -> str:
     """SHA-256 of what a file holds, in hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def with_contents(settings: Any) -> Any:
+    """Nested settings in which every path of a file is a list of the path and a hash of what the file holds now."""
+    if isinstance(settings, Mapping):
+        return {key: with_contents(value) for key, value in settings.items()}
+    if isinstance(settings, list | tuple):
+        return [with_contents(value) for value in settings]
+    if isinstance(settings, str):
+        with suppress(OSError, RuntimeError):  # no name of a file, or of one that cannot be read; no such home folder
+            path = Path(settings).expanduser()
+            if path.is_file():
+                at = path.stat()
+                facts = (at.st_ino, at.st_size, at.st_mtime_ns, at.st_ctime_ns)
+                return [settings, _hash_once(path.absolute(), facts)]
+    return settings
+
+
+@cache
+def _hash_once(path: Path, facts: tuple[int, ...]) -> str:
+    """`file_hash`, once for a file as long as these facts about it are the same."""
+    return file_hash(path)

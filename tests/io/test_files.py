@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lit_recon.io import files as atomic
-from lit_recon.io.files import is_leftover, write_bytes, write_text
+from lit_recon.io.files import is_leftover, with_contents, write_bytes, write_text
 
 ENDLESS_WRITER = """
 import sys
@@ -87,3 +87,29 @@ def test_a_killed_writer_never_leaves_half_a_file(tmp_path: Path, delay: float) 
     content = path.read_bytes()
     assert content in (b"a" * 2_000_000, b"b" * 2_000_000)
     assert all(is_leftover(entry) for entry in tmp_path.iterdir() if entry != path)
+
+
+def test_settings_with_contents_change_with_a_file_that_they_name(tmp_path: Path) -> None:
+    path, others = tmp_path / "data.npz", ["digits", "", "~nobody/x", "a\0b", "x" * 5000, 1, None, str(tmp_path)]
+    settings = {"data": {"init_args": {"root": str(path)}}, "several": [str(path), *others], "others": others}
+    assert with_contents(settings) == settings
+    path.write_bytes(b"one")
+    first = with_contents(settings)
+    assert first["data"]["init_args"]["root"][0] == first["several"][0][0] == str(path)
+    assert first["others"] == first["several"][1:] == others
+    path.write_bytes(b"others")
+    second = with_contents(settings)
+    assert second["data"] != first["data"]
+    assert second["several"] != first["several"]
+    write_bytes(path, b"one")
+    assert with_contents(settings) == first
+
+
+def test_a_file_is_read_once_for_its_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "weights.pt"
+    path.write_bytes(b"weights")
+    read: list[Path] = []
+    monkeypatch.setattr(atomic, "file_hash", lambda path: read.append(path) or "digest")
+    for _ in range(3):
+        assert with_contents({"weights": str(path)}) == {"weights": [str(path), "digest"]}
+    assert read == [path]

@@ -21,7 +21,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from lit_recon.errors import ConfigError, LitReconError
 from lit_recon.experiments.configuration import instantiated, readable
-from lit_recon.io.files import holding
+from lit_recon.io.files import holding, with_contents
 from lit_recon.reporting.record import read_metrics
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.wording import format_score
@@ -35,7 +35,7 @@ _CACHE = "runs/backbones"
 
 
 def settings_hash(settings: Mapping[str, Any]) -> str:
-    """A hash of the settings of a piece, eight hexadecimal digits.
+    """A hash of the settings of a piece and of what the files hold that they name, eight hexadecimal digits.
 
     >>> settings_hash({"seed": 0, "trainer": {"threads": 1}}) == settings_hash({"seed": 0}) != settings_hash({})
     True
@@ -44,7 +44,7 @@ def settings_hash(settings: Mapping[str, Any]) -> str:
     backbone = kept.get("backbone")
     if isinstance(backbone, Mapping) and "cache" in backbone:
         kept["backbone"] = {**backbone, "cache": _CACHE}
-    return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:8]
+    return hashlib.sha256(json.dumps(with_contents(kept), sort_keys=True, default=str).encode()).hexdigest()[:8]
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

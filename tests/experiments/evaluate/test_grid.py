@@ -16,7 +16,7 @@ from lit_recon.experiments.engine.pieces import merged
 from lit_recon.experiments.evaluate.grid import GridCell, build_cells, network_in_words, part_of
 from lit_recon.experiments.evaluate.run import _description
 from lit_recon.experiments.evaluate.settings import DefenseFamily, EvaluateSettings, GridAttack, GridPaper
-from lit_recon.experiments.settings import LpipsSettings
+from lit_recon.experiments.settings import LpipsSettings, ModelSettings
 from lit_recon.models.generative.generator import ConvGenerator, GeneratorCheckpoint, save_generator
 from lit_recon.modules.generator import GENERATOR_FILE
 
@@ -188,6 +188,29 @@ def test_a_changed_setting_is_another_cell_and_another_device_is_not(attack: Gri
     settings = EvaluateSettings(attacks={"some": attack}, defenses={})
     first, second = ([c.folder for c in build_cells(settings, own)] for own in (COMMON, elsewhere))
     assert first == second
+
+
+def test_another_content_of_a_file_makes_other_cells(attack: GridAttack, tmp_path: Path) -> None:
+    data, weights = tmp_path / "data.npz", tmp_path / "weights.pt"
+    own: dict[str, Any] = {**COMMON, "data": {"class_path": "Npz", "init_args": {"root": str(data)}}}
+    own["model"] = {"class_path": "torch.nn.Linear", "weights": str(weights)}
+    model = ModelSettings("torch.nn.Linear", weights=weights)
+    of_images = EvaluateSettings(attacks={"some": attack}, defenses={})
+    of_weights = EvaluateSettings(attacks={"some": attack}, defenses={}, model=model, utility=None)
+
+    def folders(settings: EvaluateSettings) -> set[str]:
+        return {cell.folder for cell in build_cells(settings, own)}
+
+    data.write_bytes(b"images")
+    weights.write_bytes(b"weights")
+    first = [folders(settings) for settings in (of_images, of_weights)]
+    assert [folders(settings) for settings in (of_images, of_weights)] == first
+    data.write_bytes(b"other images")
+    assert not folders(of_images) & first[0]
+    data.write_bytes(b"images")
+    weights.write_bytes(b"other weights")
+    assert folders(of_images) == first[0]
+    assert not folders(of_weights) & first[1]
 
 
 def test_printed_figures_reach_their_cells(attack: GridAttack) -> None:

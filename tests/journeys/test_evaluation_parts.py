@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from lit_recon.bounds.fisher import check_size
+from lit_recon.experiments.evaluate.results import Evaluation
 from lit_recon.reporting.run_folder import RunFolder
 from tests.journeys.evaluations import Run, attack_file, figures, write_grid, written
 
@@ -270,3 +271,38 @@ def test_a_finished_grid_goes_on_where_its_bounds_may_be_others(
     assert 0 < float(bounds[0]) != float(bounds[1]) == float(bounds[2]) > 0
     assert cells == {path: path.stat().st_mtime_ns for path in folder.glob("cells/*/metrics.json")}
     assert len(cells) == 2
+
+
+def test_the_page_of_a_finished_grid_is_written_anew_for_other_comparisons(workplace: Path, attack: Run) -> None:
+    """Its cells are not run again, and it is left alone where nothing of the page has changed."""
+    one = {"config": attack_file("demo_digits"), "settings": {"attack": {"init_args": {"steps": 2, "restarts": 1}}}}
+    content = {
+        "backbone": {"trunk": {"class_path": "MLP", "init_args": {"hidden": [4]}}, "epochs": 1},
+        "victims": {"n": 2},
+        "attacks": {"one": one, "two": one},
+        "defenses": {},
+        "utility": {"epochs": 1},
+        "trainer": {"threads": 1},
+        "lpips": {"network": "none"},
+    }
+    config, folder = written(workplace, "compared_grid", content)
+
+    def cells() -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for path in folder.glob("*/*/metrics.json")}
+
+    def compared(*settings: str) -> tuple[int, list[str], list[float]]:
+        code = attack("evaluate", "--config", config, "--out", folder, *settings).code
+        found = Evaluation.read(folder)
+        return code, found.without, found.max_accuracy_drops
+
+    assert compared()[:2] == (0, [])
+    first, other = cells(), ("--without", "[two]", "--max_accuracy_drops", "[0.3]")
+    assert len(first) == 3
+    assert compared(*other) == (0, ["two"], [0.3])
+    assert RunFolder(folder).is_complete
+    assert compared(*other) == compared(*other, "--trainer.threads", "2") == (2, ["two"], [0.3])
+    # other settings may not change with them, and the grid stays finished
+    assert compared("--victims.n", "3") == (2, ["two"], [0.3])
+    assert RunFolder(folder).is_complete
+    assert compared("--utility", "null") == (0, [], compared()[2])
+    assert cells() == first

@@ -40,13 +40,15 @@ from lit_recon.metrics import PerceptualDistance, metrics_of
 from lit_recon.modules.data import VictimDataModule
 from lit_recon.modules.loggers import finish, log_grid, log_table
 from lit_recon.records import SimulatedDefense, Update, Weights
-from lit_recon.reporting.provenance import find_setting, flatten
+from lit_recon.reporting.provenance import differences, find_setting, flatten, is_below, read_settings
 from lit_recon.reporting.record import read_json
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.writing import Scalar
 
+#: Settings of the comparison and of its trainings: with others, the page of a finished grid is written anew.
+_COMPARED = ("utility", "utility_seeds", "max_accuracy_drops", "without")
 #: Settings of the comparison, of its trainings and of bounds; they may change between two calls on one folder.
-_OF_PAGE = ("utility", "utility_seeds", "max_accuracy_drops", "without", "bound")
+_OF_PAGE = (*_COMPARED, "bound")
 #: Variance that is added to every pixel of the prior, that of an error of 0.01.
 _FLOOR = 1e-4
 
@@ -224,7 +226,9 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     study = StudyRunner([cell.piece(path, metric.key) for cell in part], path)
     grows = ("attacks", "defenses", "only", "batch_sizes", "aware", *_OF_PAGE)
     bounded = not metric.of_features
-    reopen = bounded and not settings.overwrite and has_other_bounds(part, study.folder, settings.bound)
+    reopen = not settings.overwrite and (
+        _has_other_page(study.folder, own) or (bounded and has_other_bounds(part, study.folder, settings.bound))
+    )
     study.open(call.config, settings.overwrite, grows, inapplicable, reopen)
     write_text(study.folder.grid, json.dumps(_description(settings, cells, own), indent=2))
     print(f"grid        {study.progress()}")
@@ -243,6 +247,12 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     finish(loggers)
     print("\n".join(summary_lines(evaluation, compared)))
     print(f"report      {study.folder.report}")
+
+
+def _has_other_page(folder: RunFolder, own: Mapping[str, Any]) -> bool:
+    """Whether the grid in this folder has a page with other comparisons than the settings `own` ask for."""
+    there = read_settings(folder.config) if folder.is_run else own
+    return any(is_below(found.key, _COMPARED) for found in differences(there, own))
 
 
 def _refuse_unavailable(settings: EvaluateSettings) -> None:

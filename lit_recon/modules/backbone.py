@@ -49,6 +49,7 @@ def train_backbone(trainer: Trainer, module: TrainingModule, datamodule: Lightni
     `BackboneDataModule` are; noise is a function of seed, step and process.
 
     Raises:
+        ConfigError: the killed training was on other data.
         RunExistsError: `out` already holds a backbone.
         CorruptFileError: the state of a killed training cannot be read.
     """

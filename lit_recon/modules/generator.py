@@ -191,13 +191,13 @@ def train_generator(
     """Train, or resume a killed training, and write the averaged generator to `generator.safetensors` in `out`.
 
     Raises:
-        ConfigError: more than one process, or the training diverged.
+        ConfigError: more than one process, a killed training on other data, or the training diverged.
         CorruptFileError: the state of a killed training cannot be read.
     """
     exported, last = out / GENERATOR_FILE, out / LAST_CHECKPOINT
     resumed = state_to_resume(last)
     last.parent.mkdir(parents=True, exist_ok=True)
-    callbacks = [LastCheckpoint(last, _SAVE_EVERY), TrainingProgress(module.n_optimizers)]
+    callbacks = [LastCheckpoint(last, _SAVE_EVERY, data.split_hash), TrainingProgress(module.n_optimizers)]
     trainer = build_trainer(settings, loggers, callbacks, max_epochs=epochs)
     check_alone(trainer.world_size)
     trainer.fit(module, data.train_dataloader(), ckpt_path=resumed, weights_only=True)

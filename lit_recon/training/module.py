@@ -231,12 +231,23 @@ class LastCheckpoint(Checkpoint):
     """Keeps the newest state of training in one file, replaced atomically, after validations and every few minutes.
 
     Going on within an epoch needs a data loader with a state. A kill could leave half the file of Lightning's own
-    ModelCheckpoint, which copies it from the temporary folder.
+    ModelCheckpoint, which copies it from the temporary folder. With the `split_hash` of the data a state of a training
+    on other data is refused by a ConfigError.
     """
 
-    def __init__(self, path: Path, minutes: float = 5.0) -> None:
-        self.path, self.minutes = path, minutes
+    def __init__(self, path: Path, minutes: float = 5.0, split_hash: str = "") -> None:
+        self.path, self.minutes, self.split_hash = path, minutes, split_hash
         self._saved_at = time.monotonic()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"split_hash": self.split_hash}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if (before := state_dict["split_hash"]) != self.split_hash:
+            raise ConfigError(
+                f"{self.path} is of a training on other data (hash {before}, here {self.split_hash}), of which a file "
+                "has changed since: put the former data back, or start again with --overwrite true"
+            )
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -300,4 +311,4 @@ class ExportBackbone(Callback):
 
 def training_callbacks(out: Path, class_names: list[str], split_hash: str, minutes: float = 5.0) -> list[Callback]:
     """Callbacks for `train_backbone`, which keep a resumable state and the backbone in the run folder `out`."""
-    return [ExportBackbone(out, class_names, split_hash), LastCheckpoint(out / LAST_CHECKPOINT, minutes)]
+    return [ExportBackbone(out, class_names, split_hash), LastCheckpoint(out / LAST_CHECKPOINT, minutes, split_hash)]

@@ -12,7 +12,7 @@ import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from lit_recon.data.sources import Digits
+from lit_recon.data.sources import Digits, ImageSource
 from lit_recon.errors import ConfigError, CorruptFileError, RunExistsError
 from lit_recon.models import MLP, Backbone, BackboneCheckpoint, ConvNet, WideFeatureLayer, load_backbone
 from lit_recon.modules.backbone import BackboneModule, train_backbone
@@ -42,10 +42,16 @@ def digits_model(seed: int = 0) -> Backbone:
 
 
 def train(
-    module: TrainingModule, out: Path, epochs: int, minutes: float = 60.0, *more: Callback, n_train: int | None = 400
+    module: TrainingModule,
+    out: Path,
+    epochs: int,
+    minutes: float = 60.0,
+    *more: Callback,
+    n_train: int | None = 400,
+    source: ImageSource | None = None,
 ) -> BackboneCheckpoint:
     (out / LAST_CHECKPOINT).parent.mkdir(parents=True, exist_ok=True)
-    data = BackboneDataModule(Digits(), padding=1, flip=False, n_train=n_train)
+    data = BackboneDataModule(source or Digits(), padding=1, flip=False, n_train=n_train)
     callbacks = [*more, *training_callbacks(out, data.class_names, data.split_hash, minutes)]
     trainer = build_trainer(TrainerSettings(accelerator="cpu"), [], callbacks, max_epochs=epochs)
     return load_backbone(train_backbone(trainer, module, data, out))
@@ -205,6 +211,16 @@ def test_a_killed_training_ends_as_one_left_alone(kill: Kill, minutes: float, tm
     assert_same_model(alone.model, resumed.model)
     assert (resumed.epoch, resumed.accuracy) == (alone.epoch, alone.accuracy)
     assert read_utility(tmp_path / "killed") == read_utility(tmp_path / "alone")
+
+
+def test_a_killed_training_does_not_go_on_with_other_data(tmp_path: Path) -> None:
+    """As where the data file was replaced."""
+    with pytest.raises(KilledError):
+        train(plain(), tmp_path, 4, 60.0, Kill("batch", epoch=2))
+    with pytest.raises(ConfigError, match=r"last\.ckpt is of a training on other data .*put the former data back"):
+        train(plain(), tmp_path, 4, source=Digits(seed=1))
+    assert not (tmp_path / BACKBONE_FILE).exists()
+    assert train(plain(), tmp_path, 4).epoch == 4
 
 
 class StepCounter(Callback):

@@ -114,6 +114,8 @@ def test_a_killed_training_ends_with_the_same_generator(
         trained(data, tmp_path / "cut", BOTH)
     monkeypatch.undo()
     assert not (tmp_path / "cut" / "generator.safetensors").exists()
+    with pytest.raises(ConfigError, match=r"last\.ckpt is of a training on other data"):
+        trained(BackboneDataModule(Digits(seed=1), 32, augment=False, n_train=96), tmp_path / "cut", BOTH)
     resumed = trained(data, tmp_path / "cut", BOTH)
     for name, value in whole.generator.state_dict().items():
         assert torch.equal(resumed.generator.state_dict()[name], value), name

@@ -255,8 +255,8 @@ def factors_mnist(records: Sequence[Content]) -> str:
     return _factors(records, "factors_mnist")
 
 
-@table("factors_cifar10_linear", "all factors_cifar10_linear**")
-def factors_cifar10_linear(records: Sequence[Content]) -> str:
+@table("linear_factors", "all linear_factors**")
+def linear_factors(records: Sequence[Content]) -> str:
     """The same on CIFAR-10, with predicted shadow models."""
     return _factors(records, "factors_cifar10_linear")
 

@@ -68,9 +68,12 @@ def _configured(file: str, changes: Mapping[str, Any] | None = None) -> dict[str
 
 
 def _maps(_: int) -> dict[str, Any]:
-    """Exact and completed maps, and patches, without the gradient matching that they make way to."""
+    """Exact and completed maps, and patches.
+
+    Left out are what begins at a wide feature layer, which hardly a user's network has, and gradient matching.
+    """
     listed = _configured("feature_maps")["init_args"]["attacks"]
-    return _configured("feature_maps", {"init_args": {"attacks": listed[:-1]}})
+    return _configured("feature_maps", {"init_args": {"attacks": listed[:-2]}})
 
 
 #: The attack's own terms and steps, which recover far more than the published ones.

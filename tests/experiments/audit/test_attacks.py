@@ -18,7 +18,7 @@ from lit_recon.experiments.audit import attacks
 from lit_recon.experiments.audit.attacks import Outcome, read_outcome
 from lit_recon.experiments.audit.score import AuditResult
 from lit_recon.records import Reconstruction
-from tests.experiments.audit.updates import NORMALIZATION, SHAPE, images, labels, mlp, update
+from tests.experiments.audit.updates import NORMALIZATION, SHAPE, convnet, images, labels, mlp, update
 
 
 def audited(folder: Path, recorded: RecordedUpdate, **how: object) -> AuditResult:
@@ -155,3 +155,11 @@ def test_every_attack_of_an_audit_can_be_given_labels(candidate: attacks.Candida
 def test_labels_out_of_range_are_refused(label: int) -> None:
     with pytest.raises(ConfigError, match=r"classes from 0 to 9; got \[-?\d+\]"):
         lit_recon.audit(mlp(), update(mlp(), 1), SHAPE, NORMALIZATION, labels=[label])
+
+
+def test_why_maps_do_not_apply_is_said_of_the_network_s_convolutions() -> None:
+    recorded = update(convnet(), 1)
+    result = lit_recon.audit(convnet(), recorded, SHAPE, NORMALIZATION, attacks=["feature_maps"], minutes=1.0)
+    [own] = result.outcomes
+    assert "WideFeatureLayer" not in own.reason
+    assert "patches in a batch of 1" in own.reason

@@ -224,15 +224,24 @@ class OptimalGradientPruning(SparseUpdate):
 
     def pruned(self, update: Update, sensitivity: Update) -> Update:
         """The pruned update, given the sensitivities of its coordinates."""
+        return unflatten(flatten(update).masked_fill(self._leaking(update, sensitivity), 0.0), update)
+
+    def kept(self, update: Update, round_: Round, generator: torch.Generator) -> Update:
+        if self.fraction == 0:
+            return {name: torch.ones_like(value, dtype=torch.bool) for name, value in update.items()}
+        sensitivity = sensitivities(round_.gradient, round_.batch, self.directions, generator)
+        return unflatten(~self._leaking(update, sensitivity), update)
+
+    def _leaking(self, update: Update, sensitivity: Update) -> Tensor:
         values, scores = flatten(update), flatten(leakage(sensitivity, update, self.floor, self.cap))
         count = round(self.fraction * len(values))
-        mask = lowest(-scores, count) if self.match == "count" else self._within_energy(values, scores, count)
-        return unflatten(values.masked_fill(mask, 0.0), update)
+        return lowest(-scores, count) if self.match == "count" else self._within_energy(values, scores, count)
 
     def _within_energy(self, values: Tensor, scores: Tensor, count: int) -> Tensor:
         energy = values.double().square()
         budget = energy[lowest(energy, count)].sum()
         order = scores.argsort(descending=True, stable=True)
         # the margin covers rounding: at fraction 1 everything fits
-        fits = energy[order].cumsum(0) <= budget * (1 + 1e-9)
+        # of zeros alone nothing is pruned: those that change would exceed the budget
+        fits = (energy[order].cumsum(0) <= budget * (1 + 1e-9)) & (budget > 0)
         return torch.zeros_like(fits).index_fill(0, order[fits], True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -30,6 +31,13 @@ class SparseUpdate(Defense, ABC):
     @abstractmethod
     def transform_update(self, update: Update, round_: Round, generator: torch.Generator) -> Update: ...
 
+    @abstractmethod
+    def kept(self, update: Update, round_: Round, generator: torch.Generator) -> Update:
+        """Masks of the coordinates that still tell about the inputs, with the random numbers of `transform_update`.
+
+        A coordinate that is exactly 0, such as a weight's at a black pixel, tells about them if its changes pass.
+        """
+
     @property
     def reads_zeros(self) -> bool:
         """Whether anything is dropped."""
@@ -48,8 +56,7 @@ class SparseUpdate(Defense, ABC):
     def released_information(
         self, jacobian: Jacobian, round_: Round, std: float, generator: torch.Generator
     ) -> ReleasedInformation:
-        sparse = self.transform_update(jacobian.update, round_, generator)
-        return jacobian.released(std, {name: value != 0 for name, value in sparse.items()}, notes=self.left_out)
+        return jacobian.released(std, self.kept(jacobian.update, round_, generator), notes=self.left_out)
 
 
 class GradientDropout(SparseUpdate):
@@ -78,8 +85,11 @@ class GradientDropout(SparseUpdate):
     def transform_update(self, update: Update, round_: Round, generator: torch.Generator) -> Update:
         if self.rate == 0:
             return update
-        kept = {name: uniform_like(value, generator) >= self.rate for name, value in update.items()}
+        kept = self.kept(update, round_, generator)
         return self._scaled({name: torch.where(kept[name], value, 0.0) for name, value in update.items()})
+
+    def kept(self, update: Update, round_: Round, generator: torch.Generator) -> Update:
+        return {name: uniform_like(value, generator) >= self.rate for name, value in update.items()}
 
     def simulate(self, candidate: Update, observed: Update) -> Update:
         return self._scaled(super().simulate(candidate, observed))
@@ -142,6 +152,9 @@ class GradientPruning(SparseUpdate):
     def transform_update(self, update: Update, round_: Round, generator: torch.Generator) -> Update:
         return self._smallest_pruned(update)
 
+    def kept(self, update: Update, round_: Round, generator: torch.Generator) -> Update:
+        return self._scoped(self._passing, update)
+
     def largest_hidden(self, observed: Update) -> dict[str, float]:
         """The smallest magnitude that was kept, of the whole update or of each tensor."""
         if self.fraction == 0:
@@ -157,12 +170,20 @@ class GradientPruning(SparseUpdate):
         return
 
     def _smallest_pruned(self, update: Update) -> Update:
-        if self.scope == "global":
-            return unflatten(self._pruned(flatten(update)), update)
-        return {name: self._pruned(value) for name, value in update.items()}
+        return self._scoped(lambda values: values.masked_fill(self._smallest(values), 0.0), update)
 
-    def _pruned(self, values: Tensor) -> Tensor:
-        return values.masked_fill(lowest(values.abs(), round(self.fraction * values.numel())), 0.0)
+    def _scoped(self, change: Callable[[Tensor], Tensor], update: Update) -> Update:
+        if self.scope == "global":
+            return unflatten(change(flatten(update)), update)
+        return {name: change(value) for name, value in update.items()}
+
+    def _smallest(self, values: Tensor) -> Tensor:
+        return lowest(values.abs(), round(self.fraction * values.numel()))
+
+    def _passing(self, values: Tensor) -> Tensor:
+        # of equal ones, such as zeros, all may pass: any change of the inputs decides anew which are pruned
+        sizes = values.abs()
+        return sizes >= sizes.masked_fill(self._smallest(values), math.inf).amin()
 
 
 def _smallest_kept(observed: Update) -> dict[str, float]:
@@ -211,6 +232,12 @@ class PercentilePrivacy(SparseUpdate):
     def transform_update(self, update: Update, round_: Round, generator: torch.Generator) -> Update:
         return self._filtered(update)
 
+    def kept(self, update: Update, round_: Round, generator: torch.Generator) -> Update:
+        cutoff, censored = self._cutoff(update), self.censored(self._filtered(update))
+        return {
+            name: ((value.abs() >= cutoff) | (value.dim() == 0)) & ~censored[name] for name, value in update.items()
+        }
+
     def simulate(self, candidate: Update, observed: Update) -> Update:
         masked = super().simulate(candidate, observed)
         return entrywise(masked, lambda value: value.clamp(-self.gamma / self.lr, self.gamma / self.lr))
@@ -237,20 +264,14 @@ class PercentilePrivacy(SparseUpdate):
         # two magnitudes: the smaller one was not cut off, whatever scaled the update afterwards
         return {name: least if bool((value.abs() > kept[name]).any()) else math.inf for name, value in observed.items()}
 
-    def released_information(
-        self, jacobian: Jacobian, round_: Round, std: float, generator: torch.Generator
-    ) -> ReleasedInformation:
-        released = self._filtered(jacobian.update)
-        censored = self.censored(released)
-        kept = {name: (value != 0) & ~censored[name] for name, value in released.items()}
-        return jacobian.released(std, kept, notes=self.left_out)
+    def _cutoff(self, update: Update) -> Tensor:
+        values = flatten(update).abs()
+        # every value between two neighbours in the order keeps the same entries as the upper one
+        return values.kthvalue(math.ceil((len(values) - 1) * (self.percentile / 100)) + 1).values
 
     def _filtered(self, update: Update) -> Update:
         if self.percentile:
-            values = flatten(update).abs()
-            # every value between two neighbours in the order keeps the same entries as the upper one
-            rank = math.ceil((len(values) - 1) * (self.percentile / 100))
-            cutoff = values.kthvalue(rank + 1).values
+            cutoff = self._cutoff(update)
             update = entrywise(update, lambda value: torch.where(value.abs() >= cutoff, value, 0.0))
         return entrywise(update, lambda value: value.clamp(-self.gamma / self.lr, self.gamma / self.lr))
 

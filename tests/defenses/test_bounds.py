@@ -146,6 +146,44 @@ def test_closed_forms_agree_with_the_defense_itself(defense: Defense, batch: tup
     assert torch.allclose(found.information, expected.gram(STD**-2), rtol=1e-8)
 
 
+@pytest.mark.parametrize(
+    "defense",
+    [
+        GradientDropout(rate=0.4),
+        GradientPruning(fraction=0.5),
+        GradientPruning(fraction=0.5, scope="tensor"),
+        OptimalGradientPruning(fraction=0.1),
+        OptimalGradientPruning(fraction=0.4, match="weighted"),
+        PercentilePrivacy(50.0),
+    ],
+    ids=repr,
+)
+def test_black_pixels_tell_as_much_as_nearly_black_ones(defense: Defense, batch: tuple[TwoLayerNet, Batch]) -> None:
+    net, true = batch
+    # one pixel of four is black
+    black, nearly = (true._replace(images=true.images * torch.tensor([by, 1, 1, 1])) for by in (0.0, 1e-12))
+    found, expected = released(defense, net, black), released(defense, net, nearly)
+    assert int((found.update["layer"] == 0).sum()) == 40
+    assert torch.allclose(found.information, expected.information, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "defense",
+    [
+        GradientPruning(fraction=0.02),
+        GradientPruning(fraction=0.01, scope="tensor"),
+        PercentilePrivacy(2.0),
+        OptimalGradientPruning(fraction=0.02, match="weighted"),
+    ],
+    ids=repr,
+)
+def test_pruning_of_some_zeros_hides_nothing(defense: Defense, batch: tuple[TwoLayerNet, Batch]) -> None:
+    net, true = batch
+    blackened = true._replace(images=true.images * torch.tensor([0.0, 1.0, 1.0, 1.0]))
+    found, expected = (released(one, net, blackened).information for one in (defense, Defense()))
+    assert torch.allclose(found, expected, rtol=1e-9)
+
+
 def test_optimal_noise_is_the_noise_of_the_defense(batch: tuple[TwoLayerNet, Batch]) -> None:
     net, true = batch
     found = released(OptimalGradientNoise(std=STD, match="energy", directions=None), net, true)

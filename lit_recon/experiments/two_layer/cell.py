@@ -133,13 +133,16 @@ def _released(
     if family is None or family.defense is None or cell.strength is None:
         return jacobian.released(cell.sizes.noise)
     batch, gradient = Batch(instance.inputs, instance.targets), instance.gradient
-    defense = family.defense(cell.strength)
+    defense, noise = family.defense(cell.strength), cell.sizes.noise
+    by_example = Stage.PER_EXAMPLE in defense.stages
+    if by_example:
+        noise /= cell.sizes.batch  # the mean is released, not the sum
     if family.relative:
         unit = norm_of(jacobian.update)
-        if Stage.PER_EXAMPLE in defense.stages:
+        if by_example:
             unit = float(np.median([norm_of(single) for single in per_example_gradients(gradient, batch, 1)]))
         defense = family.defense(cell.strength * unit)
-    return defense.released_information(jacobian, Round(batch, gradient), cell.sizes.noise, generator)
+    return defense.released_information(jacobian, Round(batch, gradient), noise, generator)
 
 
 def local_update(instance: Instance, steps: int, rho: float) -> Callable[[Tensor], Update]:

@@ -154,7 +154,8 @@ def _defenses(study: Study) -> Panel:
         "Defenses",
         "The bound under each defense at the same noise s, and the increase that the order predicts from the strength: "
         "1/√(1−p) for dropout, |g|/S for clipping, and 1/√(1−P') for pruning, where P' is the share of the Jacobian's "
-        "squared norm that is pruned. Optimal Gradient Noise and DP-SGD add their own noise.",
+        "squared norm that is pruned. Defenses with noise, such as Optimal Gradient Noise and DP-SGD with a noise "
+        "multiplier, add theirs instead.",
         pictures,
         header=["Defense", "Bound", "Over no defense", "Order", "van Trees", *study.attacks.values()],
         rows=[

@@ -16,6 +16,7 @@ from lit_recon.attacks.updates.features.exact import ExactRecovery
 from lit_recon.attacks.updates.features.moments import MomentRecovery
 from lit_recon.bounds import autograd_jacobian
 from lit_recon.cli import attack
+from lit_recon.defenses import DPSGD
 from lit_recon.errors import ConfigError
 from lit_recon.experiments.configuration import settings_of
 from lit_recon.experiments.two_layer import run as command
@@ -181,6 +182,13 @@ def test_local_steps_of_no_length_are_one_gradient() -> None:
     assert all(torch.allclose(still[name], value, rtol=1e-6) for name, value in one.items())
     assert not any(torch.allclose(moved[name], value, rtol=1e-3) for name, value in one.items())
     assert autograd_jacobian(local_update(instance, 2, 0.05), instance.inputs).n_inputs == 8
+
+
+def test_clipping_of_no_example_leaves_the_bound() -> None:
+    study, sizes = settings(defenses={"dp": TwoLayerDefense([1e6], DPSGD)}, repeats=2), Sizes(d=6, m=60, batch=4)
+    cells = [TwoLayerCell(sizes, digest="1"), TwoLayerCell(sizes, "dp", 1e6, digest="1")]
+    plain, behind = (measured(study, cell)["bounds"]["exact"] for cell in cells)
+    assert behind == pytest.approx(plain, rel=1e-6)
 
 
 def test_errors_are_up_to_order_and_sign_and_count_what_is_missing() -> None:

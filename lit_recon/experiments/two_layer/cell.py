@@ -17,8 +17,8 @@ from lit_recon import bounds as theory
 from lit_recon.attacks.updates.features.activations import Activation, activation_of
 from lit_recon.attacks.updates.features.layer import LayerGradient
 from lit_recon.defenses import Round, Stage, per_example_gradients
-from lit_recon.errors import LitReconError
-from lit_recon.experiments.two_layer.settings import TwoLayerCell, TwoLayerSettings
+from lit_recon.errors import ConfigError, LitReconError
+from lit_recon.experiments.two_layer.settings import Sizes, TwoLayerCell, TwoLayerSettings
 from lit_recon.models.layers import activation_layer
 from lit_recon.records import Batch, Differentiable, Update
 
@@ -68,6 +68,21 @@ def drawn_instance(settings: TwoLayerSettings, cell: TwoLayerCell, generator: to
     activation = activation_of(activation_layer(settings.activation))
     net = theory.TwoLayerNet(weight, weight.new_zeros(sizes.m), head, activation, settings.loss)
     return Instance(net, inputs, (2.0 * targets[:, None] - 1).double() if squared else targets, activation)
+
+
+def require_bounds(settings: TwoLayerSettings) -> None:
+    """Raise a `ConfigError` for a defense without a bound, or a strength out of its range, tried on a tiny network."""
+    for name, family in settings.defenses.items():
+        for strength in family.values if family.defense is not None else ():
+            cell = TwoLayerCell(Sizes(d=2, m=64, batch=1), name, strength)
+            generator = torch.Generator().manual_seed(0)
+            try:
+                _released(settings, cell, drawn_instance(settings, cell, generator), generator)
+            except ConfigError as error:
+                raise ConfigError(
+                    f"defenses.{name} at {strength:g}: {error}; the study compares attacks with bounds: leave it out, "
+                    "or take another defense or strength"
+                ) from error
 
 
 def measured(settings: TwoLayerSettings, cell: TwoLayerCell) -> dict[str, Any]:

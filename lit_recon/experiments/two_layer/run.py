@@ -17,7 +17,7 @@ from lit_recon.experiments.configuration import settings_parser
 from lit_recon.experiments.engine.cluster import ClusterSettings
 from lit_recon.experiments.engine.pieces import Piece
 from lit_recon.experiments.engine.runner import StudyRunner
-from lit_recon.experiments.two_layer.cell import drawn_instance, measured, norm_of
+from lit_recon.experiments.two_layer.cell import drawn_instance, measured, norm_of, require_bounds
 from lit_recon.experiments.two_layer.page import write_page
 from lit_recon.experiments.two_layer.results import Study
 from lit_recon.experiments.two_layer.settings import TwoLayerCell, TwoLayerSettings, build_cells
@@ -64,6 +64,7 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     call = Call(arguments, values, "bounds")
     settings, cluster = call.settings(TwoLayerSettings), call.settings(ClusterSettings)
     cluster.check(arguments.prog)
+    require_bounds(settings)
     path, cells = call.folder.path, build_cells(settings, call.own)
     study = StudyRunner([TwoLayerCellRun(settings, cell).piece for cell in cells], path)
     grows = ("sweeps", "defenses", "epsilons", "delta", "threads")

@@ -141,6 +141,26 @@ def test_a_finished_study_is_not_touched_but_grows(
 
 
 @pytest.mark.parametrize(
+    ("defense", "strength", "words"),
+    [
+        ("PerExampleClipping", 2.0, "no bound is known for PerExampleClipping(bound="),
+        ("LaplaceNoise", 2.0, "no bound is known for LaplaceNoise(scale=0.5)"),
+        ("GradientDropout", 2.0, "needs rate in [0, 1]; got 2"),
+    ],
+)
+def test_defenses_without_a_bound_are_refused_at_once(
+    defense: str, strength: float, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    last = {"defense": {"class_path": defense}, "values": [0.5, strength], "relative": defense == "PerExampleClipping"}
+    config = write(tmp_path / "tiny.yaml", defenses={**CONTENT["defenses"], "last": last})
+    assert attack(["bounds", "--config", str(config), "--out", str(tmp_path / "runs")]) == 2
+    message = capsys.readouterr().err
+    assert "defenses.last at " in message
+    assert words in message
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
     ("build", "words"),
     [
         (lambda: Sizes(batch=33), "1 <= batch <= d"),

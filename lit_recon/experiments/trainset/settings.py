@@ -57,7 +57,7 @@ class KnownSettings:
     """What an attacker knows besides the released weights, the architecture and the public mean image.
 
     Args:
-        training: the training procedure.
+        training: the training procedure, with its weight decay.
         weight_decay: that of the training.
         loss: the mean training loss of the released weights.
         start: the weights at which the training began.
@@ -73,6 +73,11 @@ class KnownSettings:
 
     def __post_init__(self) -> None:
         check_range({"known.images": self.images}, 0)
+        if self.training and not self.weight_decay:
+            raise ConfigError(
+                "known.weight_decay false hides a part of the training procedure, which known.training true grants: "
+                "set known.training to false, too, or leave known.weight_decay true"
+            )
 
 
 @dataclass(frozen=True)

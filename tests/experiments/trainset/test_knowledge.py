@@ -158,9 +158,10 @@ def test_inactive_neurons_certify_all_images(start: Callable[..., int], tmp_path
         ({"known": {"start": True, "images": 8}}, "lower known.images"),
         ({"known": {"images": 0}, "attacks": {"own": {"class_path": "KnownStart"}}}, "give them (`start`)"),
         (
-            {"known": {"weight_decay": False}, "attacks": {"own": {"class_path": "Stationarity"}}},
+            {"known": {"training": False, "weight_decay": False}, "attacks": {"own": {"class_path": "Stationarity"}}},
             "here it is unknown, and all images far from the decision boundary are solutions: give the weight decay",
         ),
+        ({"known": {"weight_decay": False}}, "known.weight_decay false hides a part of the training procedure"),
         ({"known": {"loss": False}, **KKT}, "the loss of this model is unknown"),
         ({"known": {}, **KKT, "training": {"until": 0.5}}, "the loss of this model is 0.5, and at most max_loss=0.01"),
         (

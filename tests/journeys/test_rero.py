@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from lit_recon import cli
 
@@ -30,6 +31,7 @@ SIZES = {
 }
 SMALL = [*CONFIG, *(part for key, value in SIZES.items() for part in (f"--{key}", value))]
 Run = Callable[..., tuple[int, str, str]]
+WITHOUT_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 
 
 @pytest.fixture(scope="module")
@@ -139,6 +141,7 @@ def test_a_finished_study_is_kept_and_grows_by_budgets(rero: Run, folder: Path) 
         (["--descent.optimizer", "lion"], "descent.optimizer"),
         (["--reconstructor", "FirstLayerRidge"], "initial weights unknown: FirstLayerRidge needs"),
         (["--descent.snapshots", "[5]"], "reconn.py rero looks at final models only; got [5]"),
+        pytest.param(["--trainer.accelerator", "gpu"], "gpu backend", marks=WITHOUT_GPU),
     ],
 )
 def test_bad_input_is_refused_in_one_line(rero: Run, arguments: list[str], message: str) -> None:

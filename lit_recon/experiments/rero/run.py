@@ -37,6 +37,7 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     configure_process(shadows.trainer)
     settings.check_shadows(shadows)
     cluster.check(arguments.prog, shadows.trainer)
+    trainer = build_trainer(shadows.trainer, loggers=[])
     split, cells = shadows.drawn(), rero_cells(settings.budget, call.own)
     planned = [cell.shadows() for cell in cells]
     for cell, each in zip(cells, planned, strict=True):
@@ -51,7 +52,6 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     print(f"study       {study.progress()}; {shadows.split.shadow} shadow models in each")
     started = time.perf_counter()
     study.require(cluster.run(study, shadows.trainer))
-    trainer = build_trainer(shadows.trainer, loggers=[])
     judge = CellEvaluator(settings, shadows, split, folder)
     for caveat in sorted({prior.baseline.caveat for prior in judge.priors} - {""}):
         print(f"caveat      {caveat}")

@@ -262,6 +262,7 @@ def test_train_shadows_keeps_and_goes_on(
         (["--descent.batch_size", 102], "descent.batch_size must be at most 101, the fixed set and one image; got 102"),
         (["--descent.order", "unknown"], "full batches have no order"),
         (["--descent.snapshots", "[40]"], "descent.snapshots must be different ascending numbers from 1 to 39"),
+        (["--descent.batch_size", 16, "--descent.snapshots", "[1]"], "the first 1 mini-batches of 16"),
         (["--access", "LayersOnly", "--access.layers", "[layers.9]"], "got ['layers.9']"),
         (["--access", "BlackBox", "--access.images", 401], "at most split.shadow=400; got 401"),
         (["--reconstructor.max_models", 399], "at most max_models=399 shadow models; got 400"),

@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -100,16 +101,22 @@ class ShadowPlan:
     _reference: _Once = field(default_factory=_Once, init=False, repr=False)  # a copy with changes has its own
 
     def __post_init__(self) -> None:
+        self.require_own_image(self.descent.n_steps(len(self.fixed) + 1))
+
+    def require_own_image(self, steps: int) -> None:
+        """Raise a ConfigError if the first mini-batches, in an order known to all, do not contain a model's own image.
+
+        Models released after so many steps would not depend on it.
+        """
         n, size = len(self.fixed), self.descent.batch_size
-        steps = self.descent.n_steps(n + 1)
         if size is None or self.descent.has_own_order or steps * size > n:
             return
-        batches = Batches(self.known, self.generators(range(1))).of(slice(0, 1))
+        batches = islice(Batches(self.known, self.generators(range(1))).of(slice(0, 1)), steps)
         if not any(numbers is not None and (numbers == n).any() for numbers in batches):
             raise ConfigError(
                 f"the first {steps} mini-batches of {size}, in the order of seed {self.seed}, do not contain the "
-                f"unknown image: no model would depend on it; take {-(-(n + 1) // size)} steps, an epoch, or more, or "
-                "descent.order unknown"
+                f"unknown image: a model released then would not depend on it; take {-(-(n + 1) // size)} steps, an "
+                "epoch, or more until the first release (descent.steps, descent.snapshots), or descent.order unknown"
             )
 
     @property

@@ -109,7 +109,8 @@ class ShadowSettings:
         network = (self.network or ReleasedMLP)(split.fixed.image_shape, split.fixed.n_classes)
         kind: Initialization = "known" if isinstance(start, Pretraining) else start
         plan = ShadowPlan(network, split.fixed, self.descent, self.seed, kind, device=device)
-        _ = plan.known  # refuses batches larger than the fixed set, and the like, before a folder is made
+        # before a folder is made; `known` refuses batches larger than the fixed set, and the like
+        plan.require_own_image(plan.known.kept_steps[0])
         if not isinstance(start, Pretraining):
             return plan
         if split.pretraining is None:

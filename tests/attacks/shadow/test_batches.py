@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -280,5 +281,8 @@ def test_an_image_that_no_step_uses_is_refused() -> None:
             with pytest.raises(ConfigError, match=r"do not contain the unknown image.* take 5 steps"):
                 ShadowPlan(network, fixed, descent, **how)
         ShadowPlan(network, fixed, dataclasses.replace(descent, order="unknown"), **how)
-        ShadowPlan(network, fixed, dataclasses.replace(descent, steps=5), **how)
+        whole = ShadowPlan(network, fixed, dataclasses.replace(descent, steps=5), **how)
+        whole.require_own_image(5)
+        with nullcontext() if used else pytest.raises(ConfigError, match="first 2 mini-batches"):
+            whole.require_own_image(2)
     assert 0 < refused < 10

@@ -107,27 +107,33 @@ def checked(settings: TrainsetSettings, procedures: Mapping[str, Training]) -> N
 
     Attacks are checked on the model that was trained elsewhere, or on a network after a step or two of the training, as
     if it had ended as planned; those of the test for members without one image, too. A LitReconError names the attack
-    and the assumption.
+    and the assumption, or the defense with which these steps fail.
     """
-    seed = settings.seeds.first
+    seed, test = settings.seeds.first, settings.membership
     examples, training = training_set(settings, seed), procedures[PLAIN]
     if examples.left_out:
         print(f"note        the released model was trained on {examples.left_out} images of the data: none is public")
     network = network_of(settings, examples, seed)
-    brief = replace(training, steps=max(_STEPS_OF_CHECK, training.parts), until=0.0)
 
-    def trained(index: int | None) -> ReleasedModel:
-        begin, data = initial_weights(network), examples.trained_on(index)
-        weights = brief.run(network, *data, begin, generator=torch.Generator().manual_seed(0)).weights
+    def trained(defense: str, index: int | None) -> ReleasedModel:
+        training, begin, data = procedures[defense], initial_weights(network), examples.trained_on(index)
+        brief = replace(training, steps=max(_STEPS_OF_CHECK, training.parts), until=0.0)
+        try:
+            weights = brief.run(network, *data, begin, generator=torch.Generator().manual_seed(0)).weights
+        except LitReconError as error:
+            place = "training" if defense == PLAIN else f"defenses.{defense}"
+            without = "" if index is None else ", for membership without one training image"
+            raise type(error)(f"{place}{without}: {error}") from error
         return seen_of(settings, training, examples, network, weights, begin, training.until, len(data[1]))
 
     if settings.released is not None:
         weights, begin, loss = given_weights(settings, network, examples)
         seen = seen_of(settings, training, examples, network, weights, begin or None, loss, examples.n_examples)
+        fewer = None
     else:
-        seen = trained(None)
-    test = settings.membership
-    fewer = None if test is None else trained(0)  # the test attacks models without one image, too
+        left_out = [None] if test is None else [None, 0]  # the test attacks models without one image, too
+        models = {(name, index): trained(name, index) for name in procedures for index in left_out}
+        seen, fewer = models[PLAIN, None], models.get((PLAIN, 0))
     for name, start in settings.starts.items():
         for share in start.truth_shares():
             given = candidates_of(settings, seen, examples, start, share, seed, 0)

@@ -161,6 +161,14 @@ def test_inactive_neurons_certify_all_images(start: Callable[..., int], tmp_path
             {"known": {"training": False, "weight_decay": False}, "attacks": {"own": {"class_path": "Stationarity"}}},
             "here it is unknown, and all images far from the decision boundary are solutions: give the weight decay",
         ),
+        (
+            {"defenses": {"split": {"parts": 9}}},
+            "defenses.split: 8 images cannot be split into 9 parts: take fewer parts",
+        ),
+        (
+            {"known": {}, "membership": {"tested": 1}, "defenses": {"split": {"parts": 8}}},
+            "defenses.split, for membership without one training image: 7 images cannot be split into 8 parts",
+        ),
         ({"known": {"weight_decay": False}}, "known.weight_decay false hides a part of the training procedure"),
         ({"known": {"loss": False}, **KKT}, "the loss of this model is unknown"),
         ({"known": {}, **KKT, "training": {"until": 0.5}}, "the loss of this model is 0.5, and at most max_loss=0.01"),

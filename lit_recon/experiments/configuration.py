@@ -101,6 +101,12 @@ _MOVED = {
     "lit_recon.modules.reconstructor_components": "lit_recon.attacks.released.networks",
 }
 
+#: Classes that the parser does not find by name alone: their modules import Lightning, for which no other command waits.
+_BY_PATH = dict.fromkeys(
+    ("ComponentsReconstructor", "ConvolutionalReconstructor", "NeuralReconstructor"),
+    "lit_recon.attacks.released.networks",
+)
+
 # A mapping that the schema leaves open, such as the settings of a grid's cells, stays one: only the places that name a
 # class may build one.
 set_parsing_settings(instantiate_subclass_spec_in_any=False)
@@ -238,4 +244,6 @@ def _renamed(line: str) -> str:
     found = next(filter(None, name.groups()), "") if name else ""
     if found in _REMOVED:
         return f"; {_REMOVED[found]}"
+    if found in _BY_PATH:
+        return f"; give its path, {_BY_PATH[found]}.{found}"
     return f"; it is called {_RENAMED[found]} now" if found in _RENAMED else ""

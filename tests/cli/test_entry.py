@@ -157,6 +157,11 @@ def test_help_names_the_commands(
         (UNION, "clients_per_batch: expected int or 'auto'; got x"),
         ("Subcommand 'run' does not accept option 'foo'", "unknown option 'foo'"),
         ("File does not exist: '/x'", "File does not exist: '/x'"),
+        (
+            "reconstructor: Expected a dot import path string: NeuralReconstructor",
+            "reconstructor: there is no class NeuralReconstructor; give its path, "
+            "lit_recon.attacks.released.networks.NeuralReconstructor",
+        ),
     ],
 )
 def test_messages_of_the_parser_are_made_readable(message: str, expected: str) -> None:

@@ -267,7 +267,10 @@ def test_train_shadows_keeps_and_goes_on(
         (["--access", "BlackBox", "--access.images", 401], "at most split.shadow=400; got 401"),
         (["--reconstructor.max_models", 399], "at most max_models=399 shadow models; got 400"),
         (["--reconstructor.solver.memory_gib", 0.001], "raise it, or lower split.shadow"),
-        (["--reconstructor", "ConvolutionalReconstructor"], "at least 24 x 24 pixels; got 8 x 8"),
+        (
+            ["--reconstructor", "lit_recon.attacks.released.networks.ConvolutionalReconstructor"],
+            "at least 24 x 24 pixels; got 8 x 8",
+        ),
     ],
 )
 def test_bad_input_is_named(

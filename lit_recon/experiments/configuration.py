@@ -101,7 +101,7 @@ _MOVED = {
     "lit_recon.modules.reconstructor_components": "lit_recon.attacks.released.networks",
 }
 
-#: Classes that the parser does not find by name alone: their modules import Lightning, for which no other command waits.
+#: Classes that the parser finds by path only: their modules import Lightning, for which no other command waits.
 _BY_PATH = dict.fromkeys(
     ("ComponentsReconstructor", "ConvolutionalReconstructor", "NeuralReconstructor"),
     "lit_recon.attacks.released.networks",

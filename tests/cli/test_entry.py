@@ -159,8 +159,10 @@ def test_help_names_the_commands(
         ("File does not exist: '/x'", "File does not exist: '/x'"),
         (
             "reconstructor: Expected a dot import path string: NeuralReconstructor",
-            "reconstructor: there is no class NeuralReconstructor; give its path, "
-            "lit_recon.attacks.released.networks.NeuralReconstructor",
+            (
+                "reconstructor: there is no class NeuralReconstructor; give its path, "
+                "lit_recon.attacks.released.networks.NeuralReconstructor"
+            ),
         ),
     ],
 )

@@ -22,7 +22,7 @@ class GridNames:
         attacks: titles by name, of those that are compared.
         strengths: by defense, in the order of the grid.
         metric: name of the metric.
-        show: a value of the metric as text.
+        show: a value of the metric, with the sign that makes larger ones worse reconstructions, as text.
     """
 
     defenses: Mapping[str, str]
@@ -71,7 +71,7 @@ def _best(names: GridNames, compared: DefenseComparison) -> str:
         if own.strengths == (None,):
             places.setdefault(None, []).append(place)
             continue
-        text, metric = f"{metric}{names.show(abs(own.value))}", ""
+        text, metric = f"{metric}{names.show(own.value)}", ""
         if own.interval and others:
             text, of_draws = f"{text}, best in {percent(own.best)}{of_draws}", ""
         places.setdefault(best, []).append(f"{place} ({text})")
@@ -83,7 +83,7 @@ def _best(names: GridNames, compared: DefenseComparison) -> str:
             who = "it" if said else f"{names.defenses[only]}, the only defense compared,"
             who += f" does {'no ' * (winner is None)}better than none"
         said.append(f"{who} at a loss of at most {listed(where)}")
-    return f"{'; '.join(said)}; without a defense {names.metric} is {names.show(abs(compared.plain))}"
+    return f"{'; '.join(said)}; without a defense {names.metric} is {names.show(compared.plain)}"
 
 
 def has_result(cell: Row) -> bool:
@@ -91,16 +91,18 @@ def has_result(cell: Row) -> bool:
     return not cell.get("reason") or cell.get("applicable") == "false"
 
 
-def missing(names: GridNames, trainings: Sequence[Row], cells: Sequence[Row]) -> list[str]:
+def missing(names: GridNames, trainings: Sequence[Row] | None, cells: Sequence[Row]) -> list[str]:
     """Sentences that name the strengths of a grid without results, and those that lack some of them.
 
-    `trainings` are rows of `utility.csv`, `cells` those of `evaluation.csv` for one batch size.
+    `trainings` are rows of `utility.csv`, None where the grid has no trainings; `cells` are those of `evaluation.csv`
+    for one batch size.
     """
     unmeasured: dict[str, list[float | None]] = {}
     incomplete: dict[tuple[str, str], list[float | None]] = {}
     levels = [("", None), *((name, value) for name, values in names.strengths.items() for value in values)]
     for name, value in levels:
-        own, trained = rows_under(name, value, cells), rows_under(name, value, trainings)
+        own = rows_under(name, value, cells)
+        trained = trainings is None or rows_under(name, value, trainings)
         settled = [row for row in own if has_result(row)]
         without = [names.attacks[row["attack"]] for row in own if row not in settled and row["attack"] in names.attacks]
         without += [title for attack, title in names.attacks.items() if attack not in {row["attack"] for row in own}]

@@ -41,7 +41,16 @@ class Strength:
     @property
     def strongest(self) -> float:
         """The mean metric of the strongest attack."""
-        return float(min(np.mean(values) for values in self.scores.values()))
+        return float(np.mean(self._strongest))
+
+    @property
+    def n_batches(self) -> int:
+        """Batches that the strongest attack was measured on."""
+        return len(self._strongest)
+
+    @property
+    def _strongest(self) -> Sequence[float]:
+        return min(self.scores.values(), key=lambda values: float(np.mean(values)))
 
 
 @dataclass(frozen=True)
@@ -50,7 +59,7 @@ class Protection:
 
     Attributes:
         value: the metric, larger for worse reconstructions.
-        interval: 90 % of the draws; None where batches are too few to know, or the metric is infinite.
+        interval: 90 % of the draws; None where the metric is infinite, or a strongest attack has a single batch.
         strengths: the one that protects best within the limit, or the two that it is between.
         ends: the largest strength of the grid costs less than the limit, and a larger one may protect better.
         best: share of the draws in which this defense protects best of all.
@@ -103,7 +112,7 @@ def compare(defenses: Mapping[str, Sequence[Strength]], limit: float, seed: int 
     drawn from Student's distribution around the measured ones, with one draw per batch for all attacks and defenses,
     which attack the same images; losses of accuracy from Student's distribution with the spread of seeds within all
     strengths. In every draw the strongest attack is found anew. Where no strength has two trainings, losses are taken
-    as exact; where there is a single batch, so are the metrics, and no interval is given.
+    as exact. Where an attack has a single batch, so is its metric; no interval is given where that decides a value.
     """
     known = {name: points for name, points in defenses.items() if points and points[0].value is None}
     if not known:
@@ -114,17 +123,19 @@ def compare(defenses: Mapping[str, Sequence[Strength]], limit: float, seed: int 
     table = np.stack([*drawn.values()])  # (defenses, draws)
     winners = table == table.max(axis=0)
     shares = dict(zip(known, (winners / winners.sum(axis=0)).mean(axis=1), strict=True))
+    ends = {name: [points[end(means[name][1][0])] for end in (math.floor, math.ceil)] for name, points in known.items()}
+    has_spread = all(one.n_batches > 1 for pair in ends.values() for one in pair)
     found = {}
     for name, points in known.items():
         (value,), (place,) = means[name]
         interval = None
-        if draws.has_spread and np.isfinite(drawn[name]).all():
+        if has_spread and np.isfinite(drawn[name]).all():
             low, high = np.quantile(drawn[name], [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
             interval = float(low), float(high)
         found[name] = Protection(
             float(value),
             interval,
-            tuple(dict.fromkeys(points[end(place)].value for end in (math.floor, math.ceil))),
+            tuple(dict.fromkeys(one.value for one in ends[name])),
             bool(place == len(points) - 1),
             float(shares[name]),
         )
@@ -137,7 +148,6 @@ class _Draws:
     def __init__(self, points: Sequence[Strength], generator: np.random.Generator) -> None:
         self._generator = generator
         counts = {len(values) for one in points for values in one.scores.values()}
-        self.has_spread = max(counts, default=0) > 1
         self._factors = {count: self._of_batches(count) for count in sorted(counts) if count > 1}
         own = [np.asarray(one.losses) for one in {id(one): one for one in points}.values() if one.value is not None]
         self._freedom = sum(len(losses) - 1 for losses in own)
@@ -190,6 +200,7 @@ class _Line:
             step = self.losses[after] - self.losses[before]
             crosses = inside[before] != inside[after]
             share = np.where(crosses, (limit - self.losses[before]) / np.where(crosses, step, 1.0), 1.0)
+            share = share.clip(0, 1)  # a loss within rounding of the limit is inside, and may be beyond it
             value = _between(self.scores[before], self.scores[after], share)
             better = (crosses | inside[after]) & (value > best)
             best, place = np.where(better, value, best), np.where(better, before + share, place)

@@ -17,12 +17,18 @@ from lit_recon.experiments.evaluate.results import CellResult, Evaluation, Leaka
 
 @dataclass(frozen=True)
 class Level:
-    """A defense at one strength and one batch size; `strongest` is the attack with the best reconstructions, if any."""
+    """A defense at one strength and one batch size.
+
+    Attributes:
+        strongest: the attack with the best reconstructions, if any.
+        complete: every attack that is applicable has the metric.
+    """
 
     evaluation: Evaluation
     defense: str
     strength: float | None
     strongest: CellResult | None
+    complete: bool = True
 
     @property
     def title(self) -> str:
@@ -84,7 +90,8 @@ class Level:
         """Whether even the strongest attack is worse than the nearest public image; None: not known."""
         if self.distance is None or self.baseline is None:
             return None
-        return self.distance > self.metric.distance(self.baseline)
+        worse = self.distance > self.metric.distance(self.baseline)
+        return None if worse and not self.complete else worse
 
 
 def strongest(cells: Sequence[CellResult], metric: LeakageMetric) -> CellResult | None:
@@ -100,19 +107,20 @@ def levels(evaluation: Evaluation, batch_size: int, barred: Collection[str] = ()
     found = []
     for defense, strength in evaluation.levels:
         cells = [cell for cell in rivals if (cell.defense, cell.strength) == (defense, strength)]
-        found.append(Level(evaluation, defense, strength, strongest(cells, evaluation.metric)))
+        complete = all(cell.number(evaluation.metric.key) is not None for cell in cells if cell.applicable)
+        found.append(Level(evaluation, defense, strength, strongest(cells, evaluation.metric), complete))
     return found
 
 
 def pareto_front(points: Sequence[Level]) -> list[Level]:
-    """Levels that no other level beats in both accuracy and protection, by decreasing accuracy."""
+    """Levels that no other level beats in both price and protection, by increasing price."""
     known = [
-        (level.accuracy, level.distance, level)
+        (level.price, level.distance, level)
         for level in points
-        if level.accuracy is not None and level.distance is not None
+        if level.price is not None and level.distance is not None
     ]
     front: list[Level] = []
-    for _, distance, level in sorted(known, key=lambda one: (-one[0], -one[1])):
+    for _, distance, level in sorted(known, key=lambda one: (one[0], -one[1])):
         if not front or distance > (front[-1].distance or 0.0):
             front.append(level)
     return front
@@ -150,6 +158,8 @@ def _verdict(name: str, points: Sequence[Level]) -> str:
         )
     judged = [level for level in own if level.stops is not None]
     if not judged:
+        if any(level.baseline is not None for level in own):
+            return "not known, as attacks that are applicable have no results."
         return f"not known, as the nearest public image has no {measure.name}."
     if plain is not None and plain.stops:
         return (
@@ -157,6 +167,11 @@ def _verdict(name: str, points: Sequence[Level]) -> str:
             f"({_against(plain)})."
         )
     stopping = next((level for level in judged if level.stops), None)
+    if stopping is None and best not in judged:
+        return (
+            f"not known, as attacks that are applicable have no results behind {best.title}; no strength with all "
+            "results stops the strongest attack."
+        )
     if stopping is None:
         return (
             f"no strength of the grid stops the strongest attack. The strongest protection is {best.title}, where "

@@ -122,7 +122,8 @@ def _verdicts(evaluation: Evaluation, compared: Sequence[DefenseComparison]) -> 
         if any(side.key == "no_statistics" for side in evaluation.sides)
         else "",
     ]
-    parts = [Panel(f"At equal utility. {title}", items=found) for title, found in conclusions(evaluation, compared)]
+    heading = "At equal utility. " if compared else ""
+    parts = [Panel(f"{heading}{title}", items=found) for title, found in conclusions(evaluation, compared)]
     parts += [Panel(title, items=found) for title, found in verdicts(evaluation)]
     return Panel("Verdicts", " ".join(filter(None, sentences)), parts=parts)
 

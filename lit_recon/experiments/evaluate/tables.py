@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,7 +35,7 @@ def comparisons(evaluation: Evaluation) -> list[DefenseComparison]:
             barred = {*evaluation.networks, *side.barred}
             chosen = [row for row in batches if row["batch_size"] == size and row["attack"] not in barred]
             defenses = strengths_of(evaluation.strengths, trainings, chosen, sign)
-            known = {name: points for name, points in defenses.items() if len(points) > 1}
+            known = {name: points for name, points in defenses.items() if len(points) > 1 and points[0].value is None}
             if known and (limits := evaluation.max_accuracy_drops):
                 plain = next(iter(known.values()))[0].strongest
                 first = levels(evaluation, size, side.barred)[0]  # attacks that fail without a defense tell nothing
@@ -53,22 +54,41 @@ def conclusions(evaluation: Evaluation, compared: Sequence[DefenseComparison]) -
     """By batch size, which defense is best at which loss of accuracy, and what is not measured, in sentences."""
     attacks = {name: title for name, title in evaluation.attacks.items() if name not in evaluation.networks}
     metric = evaluation.metric
-    names = GridNames(evaluation.defenses, attacks, evaluation.strengths, metric.measure.name, metric.format)
-    trainings, cells = rows_of(*utility_table(evaluation)), rows_of(*csv_table(evaluation))
+    names = GridNames(
+        evaluation.defenses,
+        attacks,
+        evaluation.strengths,
+        metric.measure.name,
+        lambda value: metric.format(metric.distance(value)),
+    )
+    cells, planned = rows_of(*csv_table(evaluation)), any(cell.kind == "utility" for cell in evaluation.cells)
+    trainings = rows_of(*utility_table(evaluation)) if planned else None
     found = []
-    for size in dict.fromkeys(one.batch_size for one in compared):
+    for size in evaluation.batch_sizes:
         said = [conclude(names, one) for one in compared if one.batch_size == size]
         own = [cell for cell in cells if cell["batch_size"] == size]
-        found.append((f"Batch size {size}", [*said, *missing(names, trainings, own)]))
+        said += [*missing(names, trainings, own), *_without_accuracy(evaluation)]
+        found += [(f"Batch size {size}", said)] if said else []
     return found
 
 
+def _without_accuracy(evaluation: Evaluation) -> list[str]:
+    """A sentence that names strengths of whose trainings some have no accuracy, such as diverged ones."""
+    parts = []
+    for level in evaluation.levels:
+        own = evaluation.trainings(*level)
+        known = sum(cell.number("accuracy") is not None for cell in own)
+        if 0 < known < len(own):
+            parts.append(f"{evaluation.title(*level)} ({len(own) - known} of {len(own)})")
+    return [f"Trainings without an accuracy: {'; '.join(parts)}."] if parts else []
+
+
 def _interval(metric: LeakageMetric, own: Protection) -> str:
-    """The interval as text, no error below zero; empty where none is known."""
+    """The interval as text, of a metric above zero no value below it; empty where none is known."""
     if own.interval is None:
         return ""
-    low, high = own.interval
-    ends = (-high, -low) if metric.measure.higher_is_better else (max(low, 0.0), high)
+    least = 0.0 if metric.distance(own.value) >= 0 else -math.inf
+    ends = (max(end, least) for end in sorted(map(metric.distance, own.interval)))
     return " to ".join(format_score(metric.measure, end, unit=False) for end in ends)
 
 
@@ -94,7 +114,7 @@ def _equal_panel(evaluation: Evaluation, compared: DefenseComparison) -> Panel:
 def _unknown(evaluation: Evaluation, size: int) -> str:
     """What the intervals do not contain."""
     left = []
-    if not any(len(evaluation.trainings(*level)) > 1 for level in evaluation.levels):
+    if not any(len(evaluation.losses(*level)) > 1 for level in evaluation.levels if level[1] is not None):
         left.append("each strength was trained once, so that the chance of training is not in the intervals")
     if any(cell.has_one_batch for cell in evaluation.attacked if cell.batch_size == size):
         left.append("from a single batch no interval is known")
@@ -167,8 +187,8 @@ def csv_table(evaluation: Evaluation) -> tuple[list[str], list[list[object]]]:
         scores = [cell.number(key) for key in measured.values()]
         judged = [cell.paper, cell.error("rmse"), *(str(id(cell) in chosen).lower() for chosen in (winners, honest))]
         bound = [cell.bound.get("rmse"), cell.bound.get("unbiased_rmse"), cell.bound_reason]
-        applicable = str(cell.applicable).lower()
-        rows.append([*identity, *scores, *judged, *utility, *bound, place, applicable, cell.reason])
+        applicable, reason = str(cell.applicable).lower(), _reason(cell, evaluation.metric.key)
+        rows.append([*identity, *scores, *judged, *utility, *bound, place, applicable, reason])
     return header, rows
 
 
@@ -240,7 +260,7 @@ def _protection(evaluation: Evaluation, own: Protection, top: Protection | None)
     if own.interval:
         small.append(f"best in {percent(own.best, 0)}")
     return TableCell(
-        f"{'> ' * own.ends}{metric.format(abs(own.value))}",
+        f"{'> ' * own.ends}{metric.format(metric.distance(own.value))}",
         small,
         "ours" if own is top and own.strengths != (None,) else "",
     )
@@ -256,6 +276,11 @@ def reason_of_absence(strength: float | None, unknown: bool) -> str:
     return "without a defense there is nothing to know" if unknown and strength is None else "not in the grid"
 
 
+def _reason(cell: CellResult, key: str) -> str:
+    """Why a cell lacks a metric; empty where it has it, or where nothing tells."""
+    return cell.reason or ("" if cell.number(key) is not None else str(cell.metrics.get(f"{key}_reason") or ""))
+
+
 def _entry(cell: CellResult | None, level: Level, honest: Level, measure: Measure, unknown: bool) -> TableCell:
     if cell is None:
         return TableCell(ABSENT, mark="missing", reason=reason_of_absence(level.strength, unknown))
@@ -265,7 +290,7 @@ def _entry(cell: CellResult | None, level: Level, honest: Level, measure: Measur
     paper = [] if printed is None else [f"paper {format_printed(measure, printed)}"]
     value, error = cell.number(measure.key), cell.error(measure.key)
     if value is None:
-        return TableCell(MISSING, paper, "missing", cell.reason or "the run did not measure it")
+        return TableCell(MISSING, paper, "missing", _reason(cell, measure.key) or "the run did not measure it")
     small = [] if error is None else [f"± {format_score(measure, error, unit=False)}"]
     mark = "ours" if cell is level.strongest else "rival" if cell is honest.strongest else ""
     return TableCell(format_score(measure, value), [*small, *paper], mark)

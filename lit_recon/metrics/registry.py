@@ -25,7 +25,7 @@ DEFAULT_METRICS: tuple[str, ...] = (
     "feature_error",
     "feature_cosine",
 )
-#: Columns of `victims.csv` and endings of keys in `metrics.json` that have another meaning.
+#: Columns of `victims.csv` and of `evaluation.csv`, and endings of keys in `metrics.json`, that have another meaning.
 _RESERVED = (
     "batch",
     "id",
@@ -39,6 +39,24 @@ _RESERVED = (
     "seconds",
     "seed",
     "formats",
+    "defense",
+    "strength",
+    "attack",
+    "aware",
+    "batch_size",
+    "nearest_public_rmse",
+    "mean_image_rmse",
+    "paper",
+    "rmse_error",
+    "strongest",
+    "strongest_honest",
+    "accuracy",
+    "final_train_loss",
+    "bound_rmse",
+    "unbiased_bound_rmse",
+    "folder",
+    "applicable",
+    "reason",
 )
 _ENDINGS = ("_std", "_low", "_high", "_reason")
 

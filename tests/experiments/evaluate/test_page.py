@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from lit_recon.errors import CorruptFileError, MissingDataError
+from lit_recon.errors import ConfigError, CorruptFileError, MissingDataError
 from lit_recon.experiments.evaluate import tables
 from lit_recon.experiments.evaluate.equal_utility import compare
 from lit_recon.experiments.evaluate.page import build_evaluation, scatter, summary_lines, write_evaluation
 from lit_recon.experiments.evaluate.results import Evaluation
-from lit_recon.experiments.evaluate.tables import attack_tables, comparisons
+from lit_recon.experiments.evaluate.tables import attack_tables, comparisons, csv_table
+from lit_recon.metrics import RMSE, Measure, metrics_of
 from lit_recon.reporting.pages import TableCell
 from lit_recon.reporting.run_folder import RunFolder
 from tests.experiments.evaluate.conftest import change, entry, marks, texts
@@ -45,6 +46,16 @@ def test_other_metrics_have_tables_where_they_were_measured(evaluated: RunFolder
     assert isinstance(near, TableCell)
     assert near.small == ["± 0.9"]  # the paper prints RMSE alone
     assert attack_tables(evaluation, "lpips") == []
+
+
+def test_no_metric_may_have_a_key_that_is_another_column_of_the_table(evaluated: RunFolder) -> None:
+    evaluation = Evaluation.read(evaluated)
+    others = {*csv_table(evaluation)[0]} - {*evaluation.measures}
+    for column in others:
+        own = type("Own", (RMSE,), {"measure": Measure(column, "Own")})
+        with pytest.raises(ConfigError, match=f"no other column has; got '{column}'"):
+            metrics_of([own])
+    assert {"accuracy", "strength", "seconds", "paper"} <= others
 
 
 def test_the_folder_tells_everything(evaluated: RunFolder) -> None:

@@ -64,7 +64,7 @@ def _largest_side(evaluation: Evaluation) -> int:
 def _columns(evaluation: Evaluation, size: int) -> dict[tuple[str, bool], str]:
     """Titles of the attacks at a batch size, by name and whether they do not know the defense."""
     cells = [cell for cell in evaluation.attacked if cell.batch_size == size]
-    return {(cell.attack, cell.aware is False): evaluation.attack_title(cell) for cell in cells}
+    return {evaluation.column(cell): evaluation.attack_title(cell) for cell in cells}
 
 
 def _first_targets(evaluation: Evaluation, size: int) -> _Targets | None:
@@ -80,7 +80,7 @@ def _first_targets(evaluation: Evaluation, size: int) -> _Targets | None:
 def _rows(evaluation: Evaluation, defense: str, size: int, targets: _Targets | None) -> dict[str, list[ImageBlock]]:
     """By title of a strength, from no defense on, a block for every attack."""
     found = {
-        (cell.strength, cell.attack, cell.aware is False): cell
+        (cell.strength, *evaluation.column(cell)): cell
         for cell in evaluation.attacked
         if cell.batch_size == size and (cell.strength is None or cell.defense == defense)
     }

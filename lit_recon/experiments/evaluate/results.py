@@ -245,6 +245,16 @@ class Evaluation:
         }
         return ", ".join([name, *(fact for fact, holds in facts.items() if holds)])
 
+    def column(self, cell: CellResult) -> tuple[str, bool]:
+        """An attack and whether it does not know the defense: the column of a cell in tables and pictures.
+
+        No defense is in the column of attackers who know it, or, if there are none, of those who do not.
+        """
+        unaware = cell.aware is False
+        if cell.aware is None:
+            unaware = {one.aware for one in self.attacked if one.attack == cell.attack} == {None, False}
+        return cell.attack, unaware
+
     def cell_title(self, cell: CellResult) -> str:
         """A cell in words."""
         if cell.kind == "generator":

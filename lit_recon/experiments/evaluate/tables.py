@@ -195,9 +195,9 @@ def csv_table(evaluation: Evaluation) -> tuple[list[str], list[list[object]]]:
 def _table(evaluation: Evaluation, size: int, key: str) -> Panel:
     judged, measure = key == evaluation.metric.key, evaluation.measures.get(key) or measure_of(key)
     cells = [cell for cell in evaluation.attacked if cell.batch_size == size]
-    columns = list(dict.fromkeys((cell.attack, cell.aware is False) for cell in cells))
-    found = {(cell.defense, cell.strength, cell.attack, cell.aware is False): cell for cell in cells}
-    titles = {key: evaluation.attack_title(cell) for cell in cells for key in [(cell.attack, cell.aware is False)]}
+    columns = list(dict.fromkeys(evaluation.column(cell) for cell in cells))
+    found = {(cell.defense, cell.strength, *evaluation.column(cell)): cell for cell in cells}
+    titles = {evaluation.column(cell): evaluation.attack_title(cell) for cell in cells}
     rows = list[list[str | TableCell]]()
     honest_levels = levels(evaluation, size, evaluation.malicious)
     for level, honest in zip(levels(evaluation, size), honest_levels, strict=True):

@@ -187,6 +187,17 @@ def test_attackers_who_do_not_know_the_defense_have_a_column(varied: RunFolder) 
     assert abs(top - place(shown, written("no defense"))[0]) < 16
 
 
+def test_attackers_who_never_know_the_defense_have_one_column(varied: RunFolder) -> None:
+    content = json.loads(varied.grid.read_text())
+    cells = [{**cell, "aware": None if cell["strength"] is None else False} for cell in content["cells"]]
+    change(varied, cells=cells)
+    shown = picture(varied, "pruning")
+    lefts = {place(shown, enlarged(kept(run_of(varied, "prune", s, "far"))[0], 8))[1] for s in STRENGTHS["prune"]}
+    assert len(lefts) == 1
+    assert len(places(shown, written("server, defense unknown"))) == 1
+    assert not places(shown, in_box("without a defense there is nothing to know"))
+
+
 def test_the_page_made_again_has_the_same_pictures(varied: RunFolder) -> None:
     page = build_evaluation(varied.path).read_text()
     before = {path.name: path.read_bytes() for path in varied.figures.glob("gallery*")}

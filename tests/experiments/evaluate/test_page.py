@@ -48,6 +48,19 @@ def test_other_metrics_have_tables_where_they_were_measured(evaluated: RunFolder
     assert attack_tables(evaluation, "lpips") == []
 
 
+def test_attackers_who_never_know_the_defense_have_one_column_with_that_of_no_defense(evaluated: RunFolder) -> None:
+    cells = json.loads(evaluated.grid.read_text())["cells"]
+    change(evaluated, cells=[{**cell, "aware": None if cell["strength"] is None else False} for cell in cells])
+    (table,) = attack_tables(Evaluation.read(evaluated))
+    assert table.header[:4] == [
+        "Defense",
+        "Near, defense unknown",
+        "Far, malicious server, defense unknown",
+        "Accuracy ↑",
+    ]
+    assert texts(table.rows[0])[:3] == ["no defense", "0.050", "0.040"]
+
+
 def test_no_metric_may_have_a_key_that_is_another_column_of_the_table(evaluated: RunFolder) -> None:
     evaluation = Evaluation.read(evaluated)
     others = {*csv_table(evaluation)[0]} - {*evaluation.measures}

@@ -31,6 +31,8 @@ _CHECKPOINT = "attack.init_args.parametrization.init_args.checkpoint"
 INAPPLICABLE = (ThreatModelError, UnsupportedModelError)
 #: Settings that the grid has for all its cells; they replace those of an attack's own configuration.
 _COMMON = ("data", "backbone", "client", "victims", "trainer", "lpips", "seed")
+#: Those that an attack's own settings may not change on the grid's network: images, updates and weights are the grid's.
+_ATTACKED = ("data", "client", "victims", "seed")
 #: Settings of a backbone that a training does not have.
 _NO_TRAINING = ("checkpoint", "cache")
 
@@ -117,7 +119,7 @@ def build_cells(settings: EvaluateSettings, own: Mapping[str, Any]) -> list[Grid
         if attack.generator is not None
     }
     entrants = [
-        _Entrant(name, aware, _entrant(attack, common, knowledge, settings), generators.get(name))
+        _Entrant(name, aware, _entrant(name, attack, common, knowledge, settings), generators.get(name))
         for name, attack in settings.attacks.items()
         for aware in ((True, False) if settings.aware == "both" else (settings.aware,))
     ]
@@ -142,10 +144,14 @@ def part_of(cells: Sequence[GridCell], only: Collection[str]) -> list[GridCell]:
 
 def own_network(cell: GridCell, own: Mapping[str, Any]) -> str | None:
     """Description of the network of an attack that is not on that of the grid, whose settings are `own`; else None."""
-    model = _module(cell.settings)
-    if cell.settings["backbone"] == own["backbone"] and model == _module(own):
+    if _is_on_network_of(cell.settings, own):
         return None
+    model = _module(cell.settings)
     return f"its own {model['class_path']}" if model else network_in_words(cell.settings["backbone"])
+
+
+def _is_on_network_of(settings: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
+    return settings["backbone"] == own["backbone"] and _module(settings) == _module(own)
 
 
 def _module(settings: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -239,7 +245,11 @@ def _generator(path: Path, common: Mapping[str, Any]) -> GridCell:
 
 
 def _entrant(
-    attack: GridAttack, common: Mapping[str, Any], knowledge: Mapping[str, Any] | None, grid: EvaluateSettings
+    name: str,
+    attack: GridAttack,
+    common: Mapping[str, Any],
+    knowledge: Mapping[str, Any] | None,
+    grid: EvaluateSettings,
 ) -> dict[str, Any]:
     """The attack's settings on the grid's data and network, with the metric that ranks attacks."""
     own = _of_file(attack.config, "attack")
@@ -248,6 +258,13 @@ def _entrant(
     if "backbone" in attack.settings:
         below.pop("model", None)
     settings = merged(below, attack.settings)
+    changed = [key for key in _ATTACKED if settings[key] != common[key]]
+    if changed and _is_on_network_of(settings, common):
+        raise ConfigError(
+            f"attacks.{name}.settings must leave {', '.join(_ATTACKED)} as the grid has them, since attacks are "
+            f"compared on the same images and updates; got another {', '.join(changed)}: set them for the whole grid, "
+            "or compare in two grids"
+        )
     chosen = settings.get("metrics", list(DEFAULT_METRICS))
     measured = {metric.measure.key for metric in metrics_of([one for one in chosen if isinstance(one, str)])}
     return settings if grid.ranking.key in measured else {**settings, "metrics": [*chosen, grid.metric]}

@@ -51,7 +51,8 @@ class GridAttack:
 
     Args:
         config: configuration of `attack.py run`, whose data, backbone, victims and client the grid's replace.
-        settings: settings that override the file's; with a `backbone`, the attack runs on that network, unranked.
+        settings: settings that override the file's; with a `backbone`, the attack runs on that network, unranked. On
+            the grid's network, `data`, `client`, `victims` and `seed` are the grid's for all attacks.
         title: for tables; default: the name in the grid.
         generator: configuration of `train.py generator` for the attack's generator, such as
             configs/train/generator_digits.yaml, to be trained on the grid's data; default: the attack's own checkpoint.

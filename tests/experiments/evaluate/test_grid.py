@@ -75,6 +75,33 @@ def test_a_cell_has_the_grids_data_and_the_attacks_attack(attack: GridAttack) ->
     assert "name" not in cell.settings
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"victims": {"n": 2}},
+        {"victims": {"seed": 5}},
+        {"data": {"class_path": "MNIST"}},
+        {"client": {"n_clients": 2}},
+        {"seed": 4},
+    ],
+)
+def test_attacks_that_are_compared_are_on_the_same_images_and_updates(
+    attack: GridAttack, other: dict[str, Any]
+) -> None:
+    (key,) = other
+    with pytest.raises(ConfigError, match=rf"attacks\.some\.settings must leave data, .* got another {key}: set"):
+        grid(GridAttack(attack.config, {**attack.settings, **other}))
+    unranked = GridAttack(attack.config, {**attack.settings, **other, "backbone": {"epochs": 2}})
+    assert len(grid(unranked)) == len(grid(attack))
+
+
+def test_an_attack_may_repeat_what_the_grid_has(attack: GridAttack) -> None:
+    again = {"victims": {"n": 4}, "seed": 3}
+    assert [cell.folder for cell in grid(GridAttack(attack.config, {**attack.settings, **again}))] == [
+        cell.folder for cell in grid(attack)
+    ]
+
+
 def test_local_steps_are_a_defense_of_the_client(attack: GridAttack) -> None:
     cell = next(c for c in grid(attack) if c.kind == "attack" and c.defense == "local")
     assert cell.settings["client"] == {"batch_norm": "eval", "local_steps": {"steps": 3}, "n_clients": 1}

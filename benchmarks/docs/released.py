@@ -255,10 +255,10 @@ def factors_mnist(records: Sequence[Content]) -> str:
     return _factors(records, "factors_mnist")
 
 
-@table("linear_factors", "all linear_factors**")
-def linear_factors(records: Sequence[Content]) -> str:
+@table("linear_factors_cifar10", "all linear_factors_cifar10**")
+def linear_factors_cifar10(records: Sequence[Content]) -> str:
     """The same on CIFAR-10, with predicted shadow models."""
-    return _factors(records, "factors_cifar10_linear")
+    return _factors(records, "linear_factors_cifar10")
 
 
 def _factors(records: Sequence[Content], name: str) -> str:

@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.docs import tables
 from benchmarks.docs.fidelity import PAPERS, chen2024, liu2025, totals
-from benchmarks.docs.fidelity.factors import CONFIGURATIONS, Factor, curve
+from benchmarks.docs.fidelity.factors import Factor, curve
 from benchmarks.docs.fidelity.items import MISSING, NO_RESULT, Found, Item, counts, listed
 from benchmarks.docs.figures import FigureError, Figures
 from benchmarks.docs.tables import configuration, make
@@ -184,7 +184,7 @@ def test_what_papers_without_numbered_results_say_has_rows() -> None:
 
 def cases(study: str, factor: str) -> Iterator[tuple[str, str, Any]]:
     """Line, label and printed value of every value of a factor."""
-    found = configuration(f"reconn/{CONFIGURATIONS.get(study, study)}.yaml")["factors"][factor]
+    found = configuration(f"reconn/{study}.yaml")["factors"][factor]
     for line, own in found.get("series", {"": {}}).items():
         own = {**found, **(own or {})}
         labels = list(own["cases"]) if "cases" in own else [*map(label, own["values"])]

@@ -23,9 +23,14 @@ _NEEDS = {
     "factors_mnist": "`configs/reconn/factors_mnist.yaml`, hours on two cores",
     "factors_cifar10": "`configs/reconn/factors_cifar10.yaml`, for GPUs",
     "factors_digits": "`configs/reconn/factors_digits.yaml`, minutes on one core",
-    "linear_factors": "`configs/reconn/factors_cifar10_linear.yaml`, hours on two cores",
+    "linear_factors_cifar10": "`configs/reconn/linear_factors_cifar10.yaml`, hours on two cores",
 }
-_SETTINGS = {"factors_mnist": _MNIST, "factors_cifar10": _CIFAR10, "factors_digits": _DIGITS, "linear_factors": _LINEAR}
+_SETTINGS = {
+    "factors_mnist": _MNIST,
+    "factors_cifar10": _CIFAR10,
+    "factors_digits": _DIGITS,
+    "linear_factors_cifar10": _LINEAR,
+}
 _PAGES = "pictures; pages of runs show them, none is kept here"
 
 
@@ -143,23 +148,23 @@ _TABLE_2: dict[str, tuple[tuple[str, str, Factor], tuple[str, str, Factor]]] = {
     ),
     "size and architecture": (
         ("100 neurons", "0.0079", Factor("factors_mnist", "size", "100", on_first_layer="100 neurons")),
-        ("twice the parameters", "0.0047", Factor("linear_factors", "size", "101,398")),
+        ("twice the parameters", "0.0047", Factor("linear_factors_cifar10", "size", "101,398")),
     ),
     "released layers": (
         ("second layer, 100 neurons", "0.0124", Factor("factors_mnist", "size", "100, second layer only")),
-        ("convolutions", "0.0257", Factor("linear_factors", "layers", "convolutions")),
+        ("convolutions", "0.0257", Factor("linear_factors_cifar10", "layers", "convolutions")),
     ),
     "epochs": (
         ("250", "0.0121", Factor("factors_mnist", "epochs", "250", on_first_layer="250 epochs")),
-        ("200", "0.0094", Factor("linear_factors", "epochs", "200")),
+        ("200", "0.0094", Factor("linear_factors_cifar10", "epochs", "200")),
     ),
     "activation": (
         ("ReLU", "0.0182", Factor("factors_mnist", "activation", "relu")),
-        ("ReLU", "0.0324", Factor("linear_factors", "activation", "relu")),
+        ("ReLU", "0.0324", Factor("linear_factors_cifar10", "activation", "relu")),
     ),
     "learning rate": (
         ("0.01", "0.0049", Factor("factors_mnist", "rate", "0.01", "momentum 0.9", on_first_layer="rate 0.01")),
-        ("0.001", "0.0055", Factor("linear_factors", "rate", "0.001")),
+        ("0.001", "0.0055", Factor("linear_factors_cifar10", "rate", "0.001")),
     ),
     "random initialization": (
         ("unknown", "0.0695", Factor("factors_mnist", "initialization", "unknown")),
@@ -167,7 +172,7 @@ _TABLE_2: dict[str, tuple[tuple[str, str, Factor], tuple[str, str, Factor]]] = {
     ),
     "model access": (
         ("logits", "0.0110", Factor("factors_mnist", "access", "logits on 200 images")),
-        ("logits", "0.0198", Factor("linear_factors", "access", "logits on 500 images")),
+        ("logits", "0.0198", Factor("linear_factors_cifar10", "access", "logits on 500 images")),
     ),
 }
 _TABLE_2_ITEMS = tuple(

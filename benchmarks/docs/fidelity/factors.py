@@ -19,8 +19,6 @@ WORDS = {
     "accuracy": ("test accuracy", ".3f"),
     "membership_auc": ("AUC", ".2f"),
 }
-#: Configurations of studies whose records have another name.
-CONFIGURATIONS = {"linear_factors": "factors_cifar10_linear"}
 
 
 @dataclass(frozen=True)

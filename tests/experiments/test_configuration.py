@@ -136,7 +136,7 @@ def test_every_shipped_attack_is_valid(path: Path, parser: ArgumentParser, gener
 OTHER_COMMANDS = {
     "train/generator_*": "train.generator",
     "train/*": "train.backbone",
-    "reconn/factors_*": "factors.run",
+    "reconn/*factors_*": "factors.run",
     "reconn/glm_*": "glm.run",
     "reconn/membership_*": "membership.run",
     "reconn/rero_*": "rero.run",

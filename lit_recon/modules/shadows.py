@@ -19,6 +19,15 @@ from lit_recon.training.progress import Progress
 #: Stands for no shard: the Trainer needs at least one batch in each process.
 _NONE = -1
 
+#: Models of a file that are trained one by one, seconds to minutes each: so many a killed run trains again.
+_ONE_BY_ONE = 10
+
+
+def models_per_file(wanted: int, n: int, processes: int, execution: str) -> int:
+    """At most `wanted` of `n` models, so that each process has a file to train and a killed run loses little."""
+    share = -(-n // processes)
+    return max(1, min(wanted, share, _ONE_BY_ONE if execution == "loop" else wanted))
+
 
 class ShadowModule(LightningModule):
     """Trains the missing models of a store; `train_store` runs it and describes the arguments."""
@@ -47,7 +56,8 @@ class ShadowModule(LightningModule):
         with FileLock(self.folder / LOCK):
             if ShadowStore.open(self.folder, description) is None:
                 execution = self.plan.execution() if self.execution == "auto" else self.execution
-                ShadowStore.create(self.folder, description, execution, self.shard_size)
+                size = models_per_file(self.shard_size, len(self.images), self.trainer.world_size, execution)
+                ShadowStore.create(self.folder, description, execution, size)
 
     def predict_dataloader(self) -> range:
         """Numbers of the shards of this process, finished ones included; -1 if it has none.
@@ -95,8 +105,8 @@ def train_store(
 ) -> ShadowStore:
     """Complete a store of one model per image, or create one; the trainer's processes share the work.
 
-    Stored models are not trained again. A new store has files of `shard_size` models, and the execution `batched_mlp`,
-    `vmap`, `loop`, or `auto`, which measures. `label` is for the screen.
+    Stored models are not trained again. A new store has files of at most `shard_size` models (see `models_per_file`),
+    and the execution `batched_mlp`, `vmap`, `loop`, or `auto`, which measures. `label` is for the screen.
 
     Raises:
         ConfigError: the folder holds models of another training or of other images, or the error of linear response
@@ -112,7 +122,8 @@ def train_store(
         )
         if trainer.is_global_zero:
             if known is None:
-                ShadowStore.create(folder, plan.description, exact.execution, shard_size)
+                size = models_per_file(shard_size, len(images), trainer.world_size, "linear")
+                ShadowStore.create(folder, plan.description, exact.execution, size)
             sample.measure()
         trainer.strategy.barrier("the error is measured")
         sample.check()

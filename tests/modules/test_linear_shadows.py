@@ -26,7 +26,7 @@ from lit_recon.data import ImageSet
 from lit_recon.errors import ConfigError
 from lit_recon.io.files import LOCK
 from lit_recon.models.released import ReleasedMLP
-from lit_recon.modules.shadows import train_store
+from lit_recon.modules.shadows import models_per_file, train_store
 from lit_recon.training.trainer import TrainerSettings, build_trainer
 from tests.attacks.shadow.conftest import random_images
 
@@ -62,6 +62,22 @@ def test_linear_shadows_are_near_exact_ones(tmp_path: Path, exact: Tensor) -> No
     measured = plan.measured(tmp_path)
     assert measured.errors == pytest.approx(errors[:4].tolist(), rel=1e-2)
     assert not torch.equal(found[:4], exact[:4])
+
+
+@pytest.mark.parametrize(
+    ("n", "processes", "execution", "size"),
+    [(200, 1, "vmap", 200), (999, 1, "vmap", 250), (7, 2, "vmap", 4), (200, 1, "loop", 10), (6, 4, "loop", 2)],
+)
+def test_every_process_has_a_file_and_a_killed_loop_loses_ten_models(
+    n: int, processes: int, execution: str, size: int
+) -> None:
+    assert models_per_file(250, n, processes, execution) == size
+
+
+def test_files_of_models_that_are_trained_one_by_one_are_small(tmp_path: Path) -> None:
+    store = train_store(trainer(), EXACT, SHADOWS, tmp_path, "loop", 250)
+    assert [len(store.members(shard, 11)) for shard in store.shards(11)] == [10, 1]
+    assert len(list(tmp_path.glob("shard_*"))) == 2
 
 
 def test_mixed_shadows_keep_the_sample(tmp_path: Path, exact: Tensor) -> None:

@@ -1,5 +1,5 @@
 # make demo    attack a client's update (four photographs, two attacks), then released models (digits); show one page
-# make check   the fast part: style, types, import direction, tests of the small rooms and of changed test files
+# make check   the fast part: style, types, import direction, quick tests and those of changed test files
 # make test    every check: style, types, import direction, tests with coverage
 # make docs    build the documentation in build/docs, with its notebooks executed (minutes)
 # make mutants put 300 small faults in, one at a time, and count those that tests notice (about an hour)
@@ -13,9 +13,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-# Rooms whose tests are fast, and the test files that differ from the last commit.
-FAST_ROOMS := cli clients contracts data defenses io metrics models reporting training
-FAST = $(wildcard tests/architecture/test_[cmr]*.py) $(addprefix tests/,$(FAST_ROOMS)) \
+# Folders whose tests are fast, and the test files that differ from the last commit.
+FAST_TESTS := cli clients contracts data defenses io metrics models reporting training
+FAST = $(wildcard tests/architecture/test_[cmr]*.py) $(addprefix tests/,$(FAST_TESTS)) \
   $(shell git diff --name-only --diff-filter=d HEAD -- 'tests/**/test_*.py' 2>/dev/null)
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt
 

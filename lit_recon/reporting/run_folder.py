@@ -24,10 +24,10 @@ def marked(config_text: str, command: str = "") -> str:
     r"""A configuration with a first line that names the command of the run, such as `attack.py run`.
 
     >>> marked("seed: 0", "attack.py run")
-    '# lit_recon run of `attack.py run`: pass this file to --config to repeat it.\nseed: 0'
+    '# lit_recon run of `attack.py run`: pass this file to --config, with another --out, to repeat it.\nseed: 0'
     """
     of = f" of `{command}`" if command else ""
-    return f"{_MARK}{of}: pass this file to --config to repeat it.\n{config_text}"
+    return f"{_MARK}{of}: pass this file to --config, with another --out, to repeat it.\n{config_text}"
 
 
 #: Files and folders that a study leaves besides those of a run.

@@ -146,7 +146,7 @@ def test_pages_of_folders_that_hold_something_else(
     run = tmp_path / "run"
     run.mkdir()
     (run / "config.yaml").write_text(
-        f"# lit_recon run of `{command}`: pass this file to --config to repeat it.\nseed: 0\n"
+        f"# lit_recon run of `{command}`: pass this file to --config, with another --out, to repeat it.\nseed: 0\n"
     )
     (run / "metrics.json").write_text(json.dumps(metrics))
     for name, content in files.items():

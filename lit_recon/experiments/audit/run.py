@@ -50,15 +50,18 @@ class AuditSettings(RunSettings):
         form: what was sent; default: it is worked out.
         truth: .safetensors file of the client's `images` (n, c, h, w) and `labels` (n,), to score what comes back.
         batch_size: images that the client trained on, in all its steps together.
-        steps, batches: optimizer steps, and parts of the images that they take in turn.
+        steps: optimizer steps of the client, in all its epochs; default: 1.
+        batches: parts of the images that the steps take in turn; default: 1, every step takes all images.
         lr: learning rate of the client.
         optimizer: `sgd` or `adam`.
-        momentum, weight_decay: of SGD; Adam has no momentum, and weight decay as AdamW.
+        momentum: of the client's SGD; default: 0.
+        weight_decay: of the client's SGD, or of its Adam as in AdamW; default: 0.
         batch_norm: BatchNorm layers used running (`eval`) or batch statistics (`train`).
         loss: import path of the training loss, of logits and labels; default: cross-entropy.
         labels: the client's labels, if an attacker may know them.
         defense: a defense that the client used and the attacker knows.
-        attacks: names of the attacks to try; default: all.
+        attacks: names of the attacks to try; default: all of analytic, cocktail_party, feature_maps, features,
+            layer_inputs and geiping2020.
         minutes: time for the attacks.
         protection_minutes: time for measuring which defenses would have stopped them; 0: none is measured.
         pdf: write the report as a PDF, too.

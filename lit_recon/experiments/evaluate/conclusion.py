@@ -74,6 +74,9 @@ def _best(names: GridNames, compared: DefenseComparison) -> str:
         text, metric = f"{metric}{names.show(own.value)}", ""
         if own.interval and others:
             text, of_draws = f"{text}, best in {percent(own.best)}{of_draws}", ""
+            rival = max(found, key=lambda name: found[name].best if found[name].interval else 0.0)
+            if found[rival].best > own.best:  # its error is the larger one in more of the draws, if not in the mean
+                text = f"{text}, {names.defenses[rival]} in {percent(found[rival].best)}"
         places.setdefault(best, []).append(f"{place} ({text})")
     said: list[str] = []
     for winner, where in places.items():

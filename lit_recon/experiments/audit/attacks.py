@@ -42,23 +42,10 @@ class Candidate(NamedTuple):
     settings: Callable[[int], dict[str, Any]]
     most: int = 0
 
-    def build(self, steps: int, labels: bool) -> Attack:
-        """The attack, with at most so many iterations; where it knows the labels, it does not recover them."""
-        settings = self.settings(steps)
-        attack: Attack = _RUN.built({"attack": _with_known_labels(settings) if labels else settings})["attack"]
+    def build(self, steps: int) -> Attack:
+        """The attack, with at most so many iterations."""
+        attack: Attack = _RUN.built({"attack": self.settings(steps)})["attack"]
         return attack
-
-
-def _with_known_labels(settings: Any) -> Any:
-    """The settings of an attack, or of one that consists of others, with `KnownLabels` for every recovery of labels."""
-    if isinstance(settings, list):
-        return [_with_known_labels(one) for one in settings]
-    if not isinstance(settings, dict):
-        return settings
-    return {
-        name: {"class_path": "KnownLabels"} if name == "labels" else _with_known_labels(value)
-        for name, value in settings.items()
-    }
 
 
 def _configured(file: str, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -280,7 +267,7 @@ def attempt(candidate: Candidate, seen: Observation, seconds: float) -> Outcome:
         steps, deadline = candidate.most, started + seconds
         if steps:
             steps = _affordable(candidate, seen, seconds)
-        found, done = _finish(candidate.build(steps, seen.labels is not None).begin([seen]), deadline)
+        found, done = _finish(candidate.build(steps).begin([seen]), deadline)
         cut = steps < candidate.most or time.monotonic() >= deadline
         distance = update_distance(seen, found.images, found.labels)
     except (LitReconError, NotImplementedError) as error:  # PyTorch's: an operation cannot be differentiated twice
@@ -304,7 +291,7 @@ def attempt(candidate: Candidate, seen: Observation, seconds: float) -> Outcome:
 
 def _affordable(candidate: Candidate, seen: Observation, seconds: float) -> int:
     """Iterations that fit into the time, by the speed of the first ones."""
-    run, started = candidate.build(_FEWEST, seen.labels is not None).begin([seen]), time.monotonic()
+    run, started = candidate.build(_FEWEST).begin([seen]), time.monotonic()
     prepared = started
     for number in range(_TRIED + 1):
         run.advance()

@@ -143,14 +143,6 @@ def test_attacks_use_labels_that_are_given(name: str, n: int, monkeypatch: pytes
     assert told.found.labels.sort().values.tolist() == given.tolist()
 
 
-@pytest.mark.parametrize("candidate", attacks.CANDIDATES, ids=lambda one: one.name)
-def test_every_attack_of_an_audit_can_be_given_labels(candidate: attacks.Candidate) -> None:
-    settings = str(candidate.settings(50))
-    assert "HeadCounts" in settings
-    assert "HeadCounts" not in str(attacks._with_known_labels(candidate.settings(50)))
-    candidate.build(50, True)
-
-
 @pytest.mark.parametrize("label", [-1, 10])
 def test_labels_out_of_range_are_refused(label: int) -> None:
     with pytest.raises(ConfigError, match=r"classes from 0 to 9; got \[-?\d+\]"):

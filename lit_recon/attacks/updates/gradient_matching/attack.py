@@ -197,7 +197,7 @@ class GradientMatching(FurtherStarts):
             if penalty is not None and self._seeks_parts:
                 penalty = penalty.in_parts()
             labels, remarks = self._labels(seen, penalty)
-            if penalty is not None and following and not self.labels.optimised:
+            if penalty is not None and following and not self.labels.optimises(seen):
                 penalty = penalty.with_labels(labels)
             if self._seeks_groups(seen):
                 remarks += ("labels: which mini-batch or client had which image is not known but sought",)
@@ -215,7 +215,8 @@ class GradientMatching(FurtherStarts):
     def _labels(self, seen: Observation, penalty: Penalty | None) -> tuple[Tensor, tuple[str, ...]]:
         """The labels of a victim in ascending order, and notes: those of exact features rather than estimates."""
         known = None if penalty is None else penalty.known_labels
-        if self.labels.estimated and known is not None and len(known) == seen.n_examples:
+        unsure = self.labels.estimated and seen.labels is None
+        if unsure and known is not None and len(known) == seen.n_examples:
             return known.sort().values.to(seen.like.device), ("labels: those of the exact features",)
         return self.labels(seen)
 
@@ -263,11 +264,11 @@ class GradientMatching(FurtherStarts):
 
     def _grouped(self, seen: Observation) -> bool:
         """Whether the update depends on which images were in a mini-batch, or with a client."""
-        return parts_of(seen) > 1 and not self.labels.optimised
+        return parts_of(seen) > 1 and not self.labels.optimises(seen)
 
     def _seeks_groups(self, seen: Observation) -> bool:
-        """Whether it does, and labels do not tell."""
-        return self._grouped(seen) and not self.labels.ordered
+        """Whether it does, and labels, which are in the client's order where they are given, do not tell."""
+        return self._grouped(seen) and seen.labels is None
 
     def _regroup(self, state: MatchingState, progress: float) -> None:
         """Exchange candidates between mini-batches or clients where that lowers the loss."""
@@ -353,7 +354,7 @@ class GradientMatching(FurtherStarts):
             for name, variable in problem.variables.items():
                 variable.requires_grad_(self.parametrization.moves(name, progress))
         drawn = torch.stack([p.images(self.parametrization) for p in chosen])
-        labels = torch.stack([p.variables["labels"].detach() if self.labels.optimised else p.labels for p in chosen])
+        labels = torch.stack([p.variables["labels"].detach() if "labels" in p.variables else p.labels for p in chosen])
         images = drawn.detach().requires_grad_()
         evaluation = state.matching(images, labels, which)
         terms = {"matching": evaluation.matching}
@@ -386,7 +387,7 @@ class GradientMatching(FurtherStarts):
         lost = direction.isnan().flatten(1).any(1)
         rows = torch.stack([total, *(value.detach() for value in terms.values()), finite, lost], dim=1).tolist()
         for j, problem in enumerate(chosen):
-            if self.labels.optimised and evaluation.labels is not None:
+            if "labels" in problem.variables and evaluation.labels is not None:
                 problem.variables["labels"].grad = evaluation.labels[j]
             row = dict(zip(("loss", *terms, "finite", "lost"), rows[j], strict=True))
             keep, trace = final and self.keep == "last", final or state.step % self.log_every == 0

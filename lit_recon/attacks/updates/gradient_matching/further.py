@@ -95,7 +95,7 @@ class FurtherStarts(SteppableAttack[MatchingState]):
             if drawn is not None:
                 start = torch.where(drawn.view(-1, 1, 1, 1), self.parametrization.images(variables, restart), start)
             variables = self.parametrization.of(start, seen)
-        if self.labels.optimised:
+        if self.labels.optimises(seen):
             generator = torch.Generator().manual_seed(restart.seed)
             variables["labels"] = self.labels.initial_logits(seen, generator).to(labels.device)
         for value in variables.values():
@@ -124,7 +124,7 @@ class FurtherStarts(SteppableAttack[MatchingState]):
 
     def _state(self, problems: list[Problem], notes: list[tuple[str, ...]], counts: list[int]) -> MatchingState:
         seen = [problem.restart.observation for problem in problems]
-        how = (self.labels.optimised, self.execution, self.compilation)
+        how = (self.labels.optimises(seen[0]), self.execution, self.compilation)
         return MatchingState(problems, Matching(seen, self.objective, self.network_prior, *how), notes, counts)
 
     def _further(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import NoReturn, final
 
 import torch
 from torch import Tensor
@@ -22,30 +23,48 @@ from lit_recon.records import Observation
 
 
 class LabelRecovery(ABC):
-    """Finds the labels of a batch. Their order is unknown to attackers, so they are returned sorted.
+    """Finds the labels of a batch: subclasses recover those that the attacker does not know.
 
-    Known ones of several mini-batches or clients are in the client's order. Calls raise the errors of `check`.
+    Labels given in the observation are returned by every subclass. The order of others is unknown, so they are sorted;
+    given ones of several mini-batches or clients are in the client's order, which tells where each image was.
     """
 
-    #: The attack starts from `initial_logits` and optimizes label probabilities with the images; the labels returned by
-    #: a call are placeholders.
+    #: Where labels are not given, the attack starts from `initial_logits` and optimizes label probabilities with the
+    #: images; the labels returned by a call are placeholders.
     optimised: bool = False
-    #: The labels returned by a call tell in which mini-batch, or with which client, each image was.
-    ordered: bool = False
     #: Labels that an attack knows from exact features are better than those of a call.
     estimated: bool = False
 
-    @abstractmethod
+    @final
     def __call__(self, observation: Observation) -> tuple[Tensor, tuple[str, ...]]:
-        """Labels `(n,)`, int64 on the device of the update, and notes for the report."""
+        """Labels `(n,)`, int64 on the device of the update, and notes for the report; raises the errors of `check`."""
+        self.check(observation)
+        labels = observation.labels
+        if labels is None:
+            return self.recover(observation)
+        return (labels if parts_of(observation) > 1 else labels.sort().values), ()
 
-    def check(self, observation: Observation) -> None:  # noqa: B027 most methods have no requirement
-        """Raise an error, before any computation, for observations whose labels this method cannot find.
+    @final
+    def check(self, observation: Observation) -> None:
+        """Raise an error, before any computation, for observations whose labels are neither given nor can be found.
 
         Raises:
             ThreatModelError: a batch, a loss or knowledge that the method cannot use.
             UnsupportedModelError: the model lacks the head that the method needs.
         """
+        if observation.labels is None:
+            self.require(observation)
+
+    @abstractmethod
+    def recover(self, observation: Observation) -> tuple[Tensor, tuple[str, ...]]:
+        """Labels that are not given, and notes, of an observation that has what `require` asks for."""
+
+    def require(self, observation: Observation) -> None:  # noqa: B027 most methods have no requirement
+        """Raise the errors of `check` for an observation without labels."""
+
+    def optimises(self, observation: Observation) -> bool:
+        """Whether the attack optimizes the labels of this observation."""
+        return self.optimised and observation.labels is None
 
     def initial_logits(self, observation: Observation, generator: torch.Generator) -> Tensor:
         """Initial logits `(n, k)`; raises a `ConfigError` if labels are not `optimised`."""
@@ -55,20 +74,14 @@ class LabelRecovery(ABC):
 class KnownLabels(LabelRecovery):
     """The labels given in the observation; a `ThreatModelError` without them."""
 
-    ordered = True
+    def require(self, observation: Observation) -> NoReturn:
+        raise ThreatModelError(
+            "KnownLabels needs an observation with knowledge.labels=true, but this one hides the labels: "
+            "reveal them, or recover them with HeadCounts, IDLG (one image) or JointLabels"
+        )
 
-    def check(self, observation: Observation) -> None:
-        if observation.labels is None:
-            raise ThreatModelError(
-                "KnownLabels needs an observation with knowledge.labels=true, but this one hides the labels: "
-                "reveal them, or recover them with HeadCounts, IDLG (one image) or JointLabels"
-            )
-
-    def __call__(self, observation: Observation) -> tuple[Tensor, tuple[str, ...]]:
-        self.check(observation)
-        assert observation.labels is not None
-        labels = observation.labels
-        return (labels if parts_of(observation) > 1 else labels.sort().values), ()
+    def recover(self, observation: Observation) -> NoReturn:
+        self.require(observation)
 
 
 class IDLG(LabelRecovery):
@@ -82,7 +95,7 @@ class IDLG(LabelRecovery):
     Source: [Zhao2020], whose rule (inner products of rows, or signs) is restated by norms.
     """
 
-    def check(self, observation: Observation) -> None:
+    def require(self, observation: Observation) -> None:
         if observation.n_examples != 1:
             raise ThreatModelError(
                 f"IDLG recovers the label of one image; this client has {observation.n_examples}: use HeadCounts"
@@ -98,8 +111,7 @@ class IDLG(LabelRecovery):
                 "JointLabels"
             )
 
-    def __call__(self, observation: Observation) -> tuple[Tensor, tuple[str, ...]]:
-        self.check(observation)
+    def recover(self, observation: Observation) -> tuple[Tensor, tuple[str, ...]]:
         weight, bias = find_head(observation, "IDLG")
         rows, entries = observation.update[weight], None if bias is None else observation.update[bias]
         if entries is not None and entries.any():
@@ -143,15 +155,15 @@ class HeadCounts(LabelRecovery):
             raise ConfigError(f"HeadCounts needs trials of at least 0; got {trials}")
         self.trials, self.seed = trials, seed
 
-    def check(self, observation: Observation) -> None:
+    def require(self, observation: Observation) -> None:
         if observation.n_examples == 1:
-            IDLG().check(observation)
+            IDLG().require(observation)
         else:
             head_gradient(observation)
 
-    def __call__(self, observation: Observation) -> tuple[Tensor, tuple[str, ...]]:
+    def recover(self, observation: Observation) -> tuple[Tensor, tuple[str, ...]]:
         if observation.n_examples == 1:
-            return IDLG()(observation)
+            return IDLG().recover(observation)
         head = head_gradient(observation)
         known = keeps_magnitudes(observation)
         found = count_labels(head, self.trials, self.seed) if known else counts_by_signs(head)
@@ -184,7 +196,7 @@ class JointLabels(LabelRecovery):
 
     optimised = True
 
-    def check(self, observation: Observation) -> None:
+    def require(self, observation: Observation) -> None:
         try:
             checked_loss(observation.loss, observation.n_classes, probabilities=True)
         except ConfigError as error:
@@ -192,7 +204,7 @@ class JointLabels(LabelRecovery):
                 f"JointLabels optimizes class probabilities, but {error}: reveal the labels and use KnownLabels"
             ) from error
 
-    def __call__(self, observation: Observation) -> tuple[Tensor, tuple[str, ...]]:
+    def recover(self, observation: Observation) -> tuple[Tensor, tuple[str, ...]]:
         placeholders = torch.zeros(observation.n_examples, dtype=torch.int64, device=observation.like.device)
         return placeholders, ("labels: optimized together with the images",)
 

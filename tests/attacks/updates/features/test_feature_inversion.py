@@ -102,7 +102,7 @@ def test_unmixed_features_lead_to_images(objective: Objective, seen: Observation
 def test_labels_that_are_optimised_stay_where_they_are_without_matching(seen: Observation) -> None:
     features = FeatureMatching(ExactRecovery(), SignedCosine(weight=1.0))
     running = GradientMatching(FeaturesOnly(), labels=JointLabels(), features=features, steps=3)
-    state = running.init([seen])
+    state = running.init([replace(seen, knowledge=Knowledge(), labels=None)])
     before = state.problems[0].variables["labels"].detach().clone()
     running.advance(state)
     torch.testing.assert_close(state.problems[0].variables["labels"].detach(), before)

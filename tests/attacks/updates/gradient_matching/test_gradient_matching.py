@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from lit_recon.attacks.base import Attack
 from lit_recon.attacks.updates import (
@@ -25,6 +26,7 @@ from lit_recon.attacks.updates import (
     InputMatching,
     JointLabels,
     KnownLabels,
+    LabelRecovery,
     MapMatching,
     Pixels,
     Prior,
@@ -32,9 +34,10 @@ from lit_recon.attacks.updates import (
     TotalVariation,
 )
 from lit_recon.clients import Client, LocalSteps
+from lit_recon.defenses import GradientDropout
 from lit_recon.errors import ConfigError, ShapeError, ThreatModelError
 from lit_recon.models import Backbone
-from lit_recon.records import Batch, Normalization, Observation, Reconstruction
+from lit_recon.records import Batch, Knowledge, Normalization, Observation, Reconstruction
 from tests.attacks.updates.feature_maps.test_matching import Shallow
 
 Observe = Callable[..., Observation]
@@ -63,6 +66,19 @@ def test_joint_labels_and_line_search_find_labels_and_images(observe: Observe, b
     order = result.labels.argsort()
     baseline = float((batch[0] - 0.5).square().mean().sqrt())
     assert rmse(Reconstruction(result.images[order], result.labels[order], 0.0), batch[0]) < 0.5 * baseline
+
+
+@pytest.mark.parametrize("recovery", [None, JointLabels()])
+def test_labels_that_are_given_are_used_where_a_defense_hides_them(recovery: LabelRecovery | None) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(48, 20), nn.ReLU(), nn.Linear(20, 10))
+    photos = Normalization((0.5,) * 3, (0.25,) * 3)
+    client = Client(model, image_shape=(3, 4, 4), normalization=photos, defense=GradientDropout(0.9))
+    for label in range(10):
+        seen = client.observe(torch.rand(1, 3, 4, 4), torch.tensor([label]), Knowledge(labels=True))
+        found = GradientMatching(labels=recovery, steps=2)(seen)
+        assert found.labels.tolist() == [label]
+        assert found.notes == ()
 
 
 @pytest.mark.parametrize("keep", ["last", "best"])
@@ -131,7 +147,7 @@ ATTACKS = {
 @pytest.mark.parametrize("name", ATTACKS)
 @pytest.mark.parametrize("stop", [1, 7])
 def test_stopped_and_resumed_equals_left_alone(observe: Observe, name: str, stop: int) -> None:
-    seen = observe("resnet" if name == "group" else "mlp")
+    seen = observe("resnet" if name == "group" else "mlp", labels=name not in ("lbfgs", "refined"))
     whole = ATTACKS[name]()(seen)
 
     attack = ATTACKS[name]()
@@ -155,7 +171,7 @@ def test_stopped_and_resumed_equals_left_alone(observe: Observe, name: str, stop
 
 def test_the_solver_begins_anew_with_pixels_where_the_images_are(observe: Observe) -> None:
     attack = ATTACKS["refined"]()
-    state = attack.init([observe("mlp")])
+    state = attack.init([observe("mlp", labels=False)])
     problem, moved = state.problems[0], []
     while state.step < attack.steps:
         if state.step == 3:

@@ -63,6 +63,12 @@ def test_known_labels_tell_the_mini_batches() -> None:
     assert labels.tolist() == [1, 2, 7, 9]
 
 
+def test_mini_batches_are_not_sought_where_labels_are_given() -> None:
+    found = GradientMatching(steps=1)(client_of(MINI_BATCHES, Knowledge(labels=True))[0])
+    assert found.labels.tolist() == [7, 1, 9, 2]
+    assert found.notes == ()
+
+
 def test_every_grouping_of_labels_comes_once() -> None:
     labels = torch.tensor([3, 4, 5, 5])
     found = [

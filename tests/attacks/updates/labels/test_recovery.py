@@ -136,6 +136,20 @@ def test_known_labels_come_back_sorted() -> None:
     assert notes == ()
 
 
+@pytest.mark.parametrize("recovery", [KnownLabels(), IDLG(), HeadCounts(), JointLabels()])
+@pytest.mark.parametrize("parts", [1, 2])
+def test_labels_that_are_given_are_recovered_by_nobody(recovery: LabelRecovery, parts: int) -> None:
+    """Not even asked for is what a recovery needs: a head here, one image, the cross-entropy."""
+    steps = {"steps": parts, "lr": 0.1, "batches": parts}
+    seen = replace(observe(Functional(), [3, 0, 2, 1], known=True, sgd=steps), loss=nn.functional.multi_margin_loss)
+    recovery.check(seen)
+    labels, notes = recovery(seen)
+    # in the client's order where that tells its mini-batches
+    assert labels.tolist() == ([0, 1, 2, 3] if parts == 1 else [3, 0, 2, 1])
+    assert notes == ()
+    assert not recovery.optimises(seen)
+
+
 def test_hidden_labels_are_not_known() -> None:
     with pytest.raises(ThreatModelError, match=r"knowledge\.labels=true"):
         KnownLabels()(observe(Perceptron(4, nn.ReLU()), [3, 0]))

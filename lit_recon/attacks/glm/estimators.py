@@ -31,7 +31,8 @@ _Accuracy = tuple[float | None, tuple[str, ...]]
 def from_linear_regression(estimator: LinearRegression) -> ReleasedGLM | ReleasedWithoutIntercept:
     """A fitted `LinearRegression` of one target; UnsupportedModelError for others and constrained coefficients."""
     _check_one_target(estimator, "LinearRegression")
-    return _least_squares(estimator, 0.0, (0.0, ()))
+    direct = hasattr(estimator, "rank_")  # sparse inputs are solved by LSQR, which finds no rank
+    return _least_squares(estimator, 0.0, (0.0, ()) if direct else _unknown("lsqr"))
 
 
 def from_ridge(estimator: Ridge) -> ReleasedGLM | ReleasedWithoutIntercept:

@@ -181,6 +181,20 @@ def test_iterative_ridge_and_rounded_coefficients_give_no_estimate() -> None:
     assert "float32" in rounded.notes[0]
 
 
+@pytest.mark.parametrize("intercept", [True, False])
+def test_linear_regression_on_sparse_inputs_is_iterative_and_gives_no_estimate(intercept: bool) -> None:
+    from scipy.sparse import csr_matrix
+
+    images, labels = _digits()
+    released = from_linear_regression(
+        _model("LinearRegression", fit_intercept=intercept).fit(csr_matrix(images), labels)
+    )
+    assert released.gradient_error is None
+    assert "'lsqr' does not say how small" in released.notes[0]
+    if isinstance(released, ReleasedGLM):
+        assert _attack(released, labels, MISSING[0])[0].error is None
+
+
 @pytest.mark.parametrize(("name", "settings"), [("LinearRegression", {}), ("Ridge", {"alpha": 2.0})])
 def test_without_intercept_one_of_two_candidates_is_the_digit(name: str, settings: dict[str, float]) -> None:
     images, labels = _digits()

@@ -57,7 +57,8 @@ class BackboneSettings(SGDSchedule):
         feature_layer: wide layer between trunk and head; default: none.
         head_bias: the head adds a bias to every logit.
         epochs: number of training epochs, at most; 0 leaves the model untrained.
-        until_loss: training ends early, after an epoch with a validation whose mean training loss is at most this.
+        until_loss: training ends early, after an epoch with a validation whose mean training loss is at most this; not
+            with dp.
         validate_every: epochs between two validations on the test images, which are costly where an epoch is one step.
         batch_size: training images per step and process.
         augment: augment by random crops and, with `flip`, mirroring.
@@ -102,6 +103,11 @@ class BackboneSettings(SGDSchedule):
             raise ConfigError(
                 "dp has clipping and noise of its own, whose epsilon holds for nothing else: leave defense and "
                 "local_steps out, or train with the defense DPSGD instead of dp"
+            )
+        if self.dp is not None and self.until_loss is not None:
+            raise ConfigError(
+                f"epsilon holds for a number of steps that does not depend on the private images: leave "
+                f"until_loss={self.until_loss:g} out, and set epochs"
             )
         if self.dp is not None and self.precision != "32-true":
             raise ConfigError(

@@ -70,6 +70,12 @@ def test_the_last_epoch_must_be_validated(every: int) -> None:
         BackboneSettings(epochs=4, validate_every=every)
 
 
+def test_a_private_training_does_not_end_where_its_images_say() -> None:
+    private = PrivacySettings(max_grad_norm=1.0, noise_multiplier=1.0, delta=1e-3)
+    with pytest.raises(ConfigError, match="does not depend on the private images: leave until_loss=0.5 out"):
+        BackboneSettings(dp=private, until_loss=0.5)
+
+
 def test_the_model_under_attack_has_no_trace_of_the_trainings_dropout(find: Find) -> None:
     target = find(defense=NetworkDropout(0.5))
     NetworkDropout(0.5).prepare(target.model)  # refuses a model that has it already

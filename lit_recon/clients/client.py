@@ -48,12 +48,12 @@ class Client:
         defense: of the update; default: none. Behind `SecureAggregation`, of every client's own update.
         rule: the update rule, given the model as the defense prepares it; default: one gradient of the mean loss.
         image_shape, normalization: see `lit_recon.models.public_model`, whose errors are raised.
-        loss: of logits `(n, k)` and labels `(n,)`, a mean over the batch.
+        loss: of logits `(n, k)` and labels `(n,)`, the mean of the losses of single examples.
 
     Raises:
         UnsupportedModelError: the defense does not support this model.
         ConfigError: the defense acts on per-example gradients, which the rule does not have; or a loss that does not
-            take logits and labels.
+            take logits and labels, or is not the mean of the losses of single examples.
 
     >>> module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 10))
     >>> client = Client(module, image_shape=(3, 8, 8), normalization=Normalization((0.5,) * 3, (0.25,) * 3))

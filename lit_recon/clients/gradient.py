@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -119,13 +120,17 @@ def _record(name: str, layer: Any, given: tuple[Tensor, ...]) -> None:
         layer.recorded = LayerStatistics(mean=mean.flatten(), var=(given[0] - mean).square().mean(axes))
 
 
+#: Classes, spread over all, whose losses are compared with that of a batch of them.
+_MOST_CLASSES = 100
+
+
 @torch.enable_grad()
 def checked_loss(loss: Loss, n_classes: int, probabilities: bool = False) -> Loss:
     """`loss`, or `cross_entropy` for a `torch.nn.CrossEntropyLoss` with default settings.
 
     Raises:
         ConfigError: on logits `(n, k)` and labels, classes `(n,)` or probabilities `(n, k)`, the loss fails or does not
-            return a scalar that can be differentiated twice.
+            return a scalar that can be differentiated twice; or it is not the mean of the losses of single examples.
     """
     if loss is cross_entropy or (isinstance(loss, nn.CrossEntropyLoss) and vars(loss) == vars(nn.CrossEntropyLoss())):
         return cross_entropy
@@ -155,7 +160,33 @@ def checked_loss(loss: Loss, n_classes: int, probabilities: bool = False) -> Los
         raise ConfigError(
             f"attacks differentiate the loss twice, and {name} cannot be ({error}): write it with operations that can"
         ) from error
+    _check_mean(loss, name, n_classes, probabilities)
     return loss
+
+
+@torch.no_grad()
+def _check_mean(loss: Loss, name: str, n_classes: int, probabilities: bool) -> None:
+    """Refuse a loss that weights or sums examples: clipping one by one, aggregation and bounds add their gradients."""
+    n = max(2, min(n_classes, _MOST_CLASSES))
+    logits = torch.arange(n * n_classes, dtype=torch.float64).sin().view(n, n_classes).float()
+    labels = torch.linspace(0, n_classes - 1, n).round().long()
+    if probabilities:
+        labels = nn.functional.one_hot(labels, n_classes).to(logits)
+    try:
+        value = loss(logits, labels)
+        alone = torch.stack([loss(logits[i : i + 1], labels[i : i + 1]) for i in range(n)])
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(
+            f"the loss {name} fails on a batch of {n} examples or on a single one: {reason}; it must take any number"
+        ) from error
+    tolerance = math.sqrt(torch.finfo(alone.dtype).eps) * float(alone.abs().mean())
+    if not abs(float(value) - float(alone.mean())) <= tolerance:
+        raise ConfigError(
+            f"the loss {name} must be the mean of the losses of single examples; it is {float(value):.4g} for {n} "
+            f"examples whose losses have the mean {float(alone.mean()):.4g}: leave weights of classes and sums over "
+            "the batch out"
+        )
 
 
 class GradientOperator:

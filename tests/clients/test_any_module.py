@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from lit_recon.attacks.updates import AnalyticInversion, FirstApplicable, GradientMatching, KnownLabels, SquaredError
 from lit_recon.clients import Client, ClientSettings, GradientOperator, LocalSteps, LocalTraining, SecureAggregation
+from lit_recon.clients.gradient import checked_loss
 from lit_recon.defenses import DPSGD, GradientPruning, MixUp
 from lit_recon.errors import ConfigError, ThreatModelError, UnsupportedModelError
 from lit_recon.models import MLP, Backbone
@@ -200,11 +201,32 @@ def test_every_rule_uses_the_loss(batch: tuple[Tensor, Tensor]) -> None:
         (nn.functional.mse_loss, r"mse_loss fails on logits \(2, 5\) and labels that are classes \(2,\): .*callable"),
         (lambda logits: logits.sum(), "positional argument"),
         (nn.functional.multi_margin_loss, "differentiate the loss twice, and multi_margin_loss cannot be"),
+        (nn.CrossEntropyLoss(reduction="sum"), "must be the mean of the losses of single examples; it is .* sums"),
+        (nn.CrossEntropyLoss(weight=torch.tensor([1.0, 1, 2, 1, 1])), "must be the mean .* leave weights of classes"),
+        (nn.CrossEntropyLoss(ignore_index=3), "must be the mean .* have the mean nan"),
+        (lambda logits, labels: logits[1].square().sum(), "fails on a batch of 5 examples or on a single one: index 1"),
     ],
 )
 def test_what_is_no_loss_is_refused(loss: Callable[..., Tensor], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Client(Residual(), image_shape=SHAPE, loss=loss)
+
+
+def test_the_loss_of_many_classes_is_checked_on_some_of_them() -> None:
+    weights = torch.ones(2000)
+    weights[::2] = 1.5
+    assert checked_loss(smooth := nn.CrossEntropyLoss(label_smoothing=0.1), 2000) is smooth
+    with pytest.raises(ConfigError, match="must be the mean .* for 100 examples"):
+        checked_loss(nn.CrossEntropyLoss(weight=weights), 2000)
+
+
+def test_a_sum_over_probabilities_is_refused() -> None:
+    def loss(logits: Tensor, labels: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(logits, labels, reduction="mean" if labels.dim() == 1 else "sum")
+
+    assert checked_loss(loss, 5) is loss
+    with pytest.raises(ConfigError, match="the loss loss must be the mean"):
+        checked_loss(loss, 5, probabilities=True)
 
 
 def test_the_default_loss_as_an_object_is_the_default_loss(batch: tuple[Tensor, Tensor]) -> None:

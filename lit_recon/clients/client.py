@@ -39,6 +39,11 @@ from lit_recon.records import (
 Rule = Callable[[nn.Module, BatchNormMode, Loss], ForwardOperator]
 
 
+def _like(model: nn.Module) -> Tensor:
+    """A parameter in the dtype and on the device of images and logits; `public_model` refuses models without any."""
+    return next(value for value in model.parameters() if value.is_floating_point())
+
+
 class Client:
     """A client that releases an update of the global model.
 
@@ -74,7 +79,7 @@ class Client:
     ) -> None:
         self.defense = defense or Defense()
         public, self.image_shape, self.normalization, self.n_classes = public_model(model, image_shape, normalization)
-        self.loss = checked_loss(loss, self.n_classes)
+        self.loss = checked_loss(loss, self.n_classes, _like(public))
         self.model: nn.Module = self.defense.prepare(public, batch_norm)
         self.batch_norm: BatchNormMode = batch_norm
         self._rule = rule
@@ -89,10 +94,11 @@ class Client:
         self._weights = Weights.of(self.model)
 
     def to(self, device: torch.device | str) -> Client:
-        """A copy of the client whose model is on another device."""
+        """A copy of the client whose model is on another device; a ConfigError for a loss with tensors on the first."""
         moved = copy.copy(self)  # the operator takes weights and buffers as arguments, on any device
         moved.model = copy.deepcopy(self.model).to(device)
         moved._weights = Weights.of(moved.model)
+        checked_loss(self.loss, self.n_classes, _like(moved.model))
         return moved
 
     def release(
@@ -109,8 +115,7 @@ class Client:
             ConfigError: the defense mixes labels, and the loss does not take probabilities.
         """
         self._check(images, labels)
-        dtype = next(value.dtype for value in self._weights.parameters.values() if value.is_floating_point())
-        batch, statistics = Batch(images.to(dtype), labels), None
+        batch, statistics = Batch(images.to(_like(self.model).dtype), labels), None
         self._check_loss(batch)
         drawn = generator or torch.Generator().manual_seed(0)
         shares = batches_of_clients(self.defense, self.model, batch, drawn, self._clients)
@@ -188,7 +193,7 @@ class Client:
         if self.defense.transform_batch(batch, self.model, torch.Generator().manual_seed(0)).labels.dim() != 2:
             return
         try:
-            checked_loss(self.loss, self.n_classes, probabilities=True)
+            checked_loss(self.loss, self.n_classes, batch.images, probabilities=True)
         except ConfigError as error:
             raise ConfigError(
                 f"{self.defense} turns labels into probabilities, but {error}: take a loss that accepts both, such as "

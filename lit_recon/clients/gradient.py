@@ -125,8 +125,10 @@ _MOST_CLASSES = 100
 
 
 @torch.enable_grad()
-def checked_loss(loss: Loss, n_classes: int, probabilities: bool = False) -> Loss:
+def checked_loss(loss: Loss, n_classes: int, like: Tensor, probabilities: bool = False) -> Loss:
     """`loss`, or `cross_entropy` for a `torch.nn.CrossEntropyLoss` with default settings.
+
+    It is tried in the dtype and on the device of `like`, as the model's logits have them.
 
     Raises:
         ConfigError: on logits `(n, k)` and labels, classes `(n,)` or probabilities `(n, k)`, the loss fails or does not
@@ -135,8 +137,9 @@ def checked_loss(loss: Loss, n_classes: int, probabilities: bool = False) -> Los
     if loss is cross_entropy or (isinstance(loss, nn.CrossEntropyLoss) and vars(loss) == vars(nn.CrossEntropyLoss())):
         return cross_entropy
     name = getattr(loss, "__name__", type(loss).__name__)
-    logits = torch.linspace(-1, 1, 2 * n_classes).view(2, n_classes).requires_grad_()
-    labels = torch.full((2, n_classes), 1 / n_classes) if probabilities else torch.tensor([0, n_classes - 1])
+    logits = torch.linspace(-1, 1, 2 * n_classes).view(2, n_classes).to(like).requires_grad_()
+    classes = torch.tensor([0, n_classes - 1], device=like.device)
+    labels = torch.full_like(logits, 1 / n_classes, requires_grad=False) if probabilities else classes
     kind = f"probabilities (2, {n_classes})" if probabilities else "classes (2,)"
     try:
         value: object = loss(logits, labels)
@@ -144,7 +147,7 @@ def checked_loss(loss: Loss, n_classes: int, probabilities: bool = False) -> Los
         reason = " ".join(str(error).split())[:200]
         raise ConfigError(
             f"the loss {name} fails on logits (2, {n_classes}) and labels that are {kind}: {reason}; it must be a "
-            "callable of (logits, labels) that returns their mean loss"
+            f"callable of (logits, labels), here {like.dtype} on {like.device}, that returns their mean loss"
         ) from error
     if not isinstance(value, Tensor) or value.dim() != 0 or not value.requires_grad:
         got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
@@ -160,16 +163,16 @@ def checked_loss(loss: Loss, n_classes: int, probabilities: bool = False) -> Los
         raise ConfigError(
             f"attacks differentiate the loss twice, and {name} cannot be ({error}): write it with operations that can"
         ) from error
-    _check_mean(loss, name, n_classes, probabilities)
+    _check_mean(loss, name, n_classes, like, probabilities)
     return loss
 
 
 @torch.no_grad()
-def _check_mean(loss: Loss, name: str, n_classes: int, probabilities: bool) -> None:
+def _check_mean(loss: Loss, name: str, n_classes: int, like: Tensor, probabilities: bool) -> None:
     """Refuse a loss that weights or sums examples: clipping one by one, aggregation and bounds add their gradients."""
     n = max(2, min(n_classes, _MOST_CLASSES))
-    logits = torch.arange(n * n_classes, dtype=torch.float64).sin().view(n, n_classes).float()
-    labels = torch.linspace(0, n_classes - 1, n).round().long()
+    logits = torch.arange(n * n_classes, dtype=torch.float64).sin().view(n, n_classes).to(like)
+    labels = torch.linspace(0, n_classes - 1, n).round().long().to(like.device)
     if probabilities:
         labels = nn.functional.one_hot(labels, n_classes).to(logits)
     try:

@@ -22,6 +22,7 @@ from lit_recon.models import MLP, Backbone
 from lit_recon.records import Batch, Knowledge, Normalization
 
 SHAPE = (3, 32, 32)
+LOGITS = torch.empty(0)
 COLOR = Normalization((0.4, 0.5, 0.6), (0.2, 0.25, 0.3))
 
 
@@ -215,18 +216,30 @@ def test_what_is_no_loss_is_refused(loss: Callable[..., Tensor], message: str) -
 def test_the_loss_of_many_classes_is_checked_on_some_of_them() -> None:
     weights = torch.ones(2000)
     weights[::2] = 1.5
-    assert checked_loss(smooth := nn.CrossEntropyLoss(label_smoothing=0.1), 2000) is smooth
+    assert checked_loss(smooth := nn.CrossEntropyLoss(label_smoothing=0.1), 2000, LOGITS) is smooth
     with pytest.raises(ConfigError, match="must be the mean .* for 100 examples"):
-        checked_loss(nn.CrossEntropyLoss(weight=weights), 2000)
+        checked_loss(nn.CrossEntropyLoss(weight=weights), 2000, LOGITS)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_a_loss_with_tensors_is_tried_as_the_model_is(dtype: torch.dtype, batch: tuple[Tensor, Tensor]) -> None:
+    model = Residual().to(dtype)
+    client = Client(model, image_shape=SHAPE, loss=nn.CrossEntropyLoss(weight=torch.ones(5, dtype=dtype)))
+    assert all(value.isfinite().all() for value in client.release(*batch).update.values())
+    with pytest.raises(ConfigError, match=f"CrossEntropyLoss fails .*, here {dtype} on meta, that returns their mean"):
+        client.to("meta")
+    other = torch.float64 if dtype == torch.float32 else torch.float32
+    with pytest.raises(ConfigError, match=f"CrossEntropyLoss fails .*, here {dtype} on cpu, that returns their mean"):
+        Client(model, image_shape=SHAPE, loss=nn.CrossEntropyLoss(weight=torch.ones(5, dtype=other)))
 
 
 def test_a_sum_over_probabilities_is_refused() -> None:
     def loss(logits: Tensor, labels: Tensor) -> Tensor:
         return nn.functional.cross_entropy(logits, labels, reduction="mean" if labels.dim() == 1 else "sum")
 
-    assert checked_loss(loss, 5) is loss
+    assert checked_loss(loss, 5, LOGITS) is loss
     with pytest.raises(ConfigError, match="the loss loss must be the mean"):
-        checked_loss(loss, 5, probabilities=True)
+        checked_loss(loss, 5, LOGITS, probabilities=True)
 
 
 def test_the_default_loss_as_an_object_is_the_default_loss(batch: tuple[Tensor, Tensor]) -> None:

@@ -198,7 +198,7 @@ class JointLabels(LabelRecovery):
 
     def require(self, observation: Observation) -> None:
         try:
-            checked_loss(observation.loss, observation.n_classes, probabilities=True)
+            checked_loss(observation.loss, observation.n_classes, observation.like, probabilities=True)
         except ConfigError as error:
             raise ThreatModelError(
                 f"JointLabels optimizes class probabilities, but {error}: reveal the labels and use KnownLabels"

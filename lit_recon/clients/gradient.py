@@ -209,8 +209,9 @@ class GradientOperator:
         self._model = pure_copy(model, batch_norm)
         self._norms = {name: layer for name, layer in self._model.named_modules() if hasattr(layer, "recording")}
         self._loss = loss
-        # PyTorch's fused attention kernels cannot be differentiated twice; a Backbone has none
-        self._fused = isinstance(model, Backbone)
+        # PyTorch's fused attention kernels cannot be differentiated twice; parts of this package have none
+        packages = {type(part).__module__.partition(".")[0] for part in model.modules()}
+        self._without_attention = isinstance(model, Backbone) and packages <= {"lit_recon", "torch"}
 
     @property
     def parts(self) -> int:
@@ -224,7 +225,7 @@ class GradientOperator:
     def loss(self, weights: Weights, batch: Batch) -> Tensor:
         """Mean loss of the batch."""
         tensors = dict(weights.parameters), {**weights.buffers, **batch.masks}
-        with nullcontext() if self._fused else sdpa_kernel(SDPBackend.MATH):
+        with nullcontext() if self._without_attention else sdpa_kernel(SDPBackend.MATH):
             logits = torch.func.functional_call(self._model, tensors, (batch.images,))
         return self._loss(logits, batch.labels)
 

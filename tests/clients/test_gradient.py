@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from torch import nn
 
 from lit_recon.clients import GradientOperator
-from lit_recon.models import MLP, Backbone, ConvNet, ResNet18
+from lit_recon.models import MLP, Backbone, ConvNet, ResNet18, Trunk
 from lit_recon.records import Batch, Normalization, Weights
 
 SHAPE = (3, 8, 8)
@@ -88,6 +90,27 @@ def test_statistics_are_those_of_the_layer_inputs() -> None:
         assert torch.equal(alone[name].var, layer.var)
         torch.testing.assert_close(layer.mean, seen[name].mean((0, 2, 3)), rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(layer.var, seen[name].var((0, 2, 3), correction=0), rtol=1e-4, atol=1e-5)
+
+
+class Attention(Trunk):
+    """Of one's own."""
+
+    def __init__(self, image_shape: Sequence[int]) -> None:
+        super().__init__(image_shape, {})
+        self.patches, self.mixed, self.out_features = nn.Conv2d(3, 8, 4, stride=4), nn.Linear(8, 24), 8
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        query, key, value = self.mixed(self.patches(images).flatten(2).mT)[:, None].chunk(3, dim=-1)
+        return nn.functional.scaled_dot_product_attention(query, key, value).mean((1, 2))
+
+
+def test_attention_of_a_trunk_of_ones_own_is_differentiated_twice() -> None:
+    torch.manual_seed(0)
+    model = Backbone(Attention(SHAPE), 5, GREY)
+    images, labels = inputs()
+    released = GradientOperator(model)(Weights.of(model), Batch(images.requires_grad_(), labels), "autograd")
+    (slope,) = torch.autograd.grad(torch.stack([value.square().sum() for value in released.values()]).sum(), images)
+    assert slope.abs().max() > 0
 
 
 def test_soft_labels_of_one_class_are_hard_labels() -> None:

@@ -5,7 +5,15 @@ import math
 import pytest
 
 from lit_recon.errors import ConfigError
-from lit_recon.privacy.noisy_sgd import FullBatchSGD, Neighbors, NoisySGD, PoissonSGD, gaussian_epsilon, noisy_sgd
+from lit_recon.privacy.noisy_sgd import (
+    FullBatchSGD,
+    Neighbors,
+    NoisySGD,
+    PoissonSGD,
+    PrivateDescent,
+    gaussian_epsilon,
+    noisy_sgd,
+)
 
 
 @pytest.mark.parametrize(
@@ -32,6 +40,31 @@ def test_sampling_every_record_is_full_batch_and_never_below(neighbors: Neighbor
     assert 0 <= sampled.delta(1.0) / full.delta(1.0) - 1 < 1e-4
     for epsilon in (-1.0, 0.0, 2.0):
         assert sampled.profile(epsilon) == pytest.approx(full.profile(epsilon), rel=1e-4)
+
+
+@pytest.mark.parametrize(("noise_multiplier", "steps"), [(10.0, 1), (5.0, 100), (50.0, 10_000)])
+def test_rounding_does_not_take_small_probabilities_below_the_exact_ones(noise_multiplier: float, steps: int) -> None:
+    sampled, full = PoissonSGD(noise_multiplier, steps), FullBatchSGD(noise_multiplier, steps)
+    middle = full.mu**2 / 2
+    for sigmas in range(-24, 41):
+        epsilon = middle + sigmas / 4 * full.mu
+        exact, bound = full.profile(epsilon), sampled.profile(epsilon)
+        assert exact <= bound <= min(1.0, exact * 1.001 + 2 * sampled.rounding)
+        if epsilon >= 0:
+            assert full.delta(epsilon) <= sampled.delta(epsilon)
+    for delta in (1e-11, 1e-9):
+        assert 0 <= sampled.epsilon(delta) / full.epsilon(delta) - 1 < 0.05
+
+
+def test_a_delta_below_rounding_errors_is_refused_by_its_name() -> None:
+    with pytest.raises(ConfigError, match=r"delta must be at least 1\.05e-12 for 100 steps on sampled .*got 1e-16"):
+        PoissonSGD(1.0, 100, sampling_rate=0.01).epsilon(1e-16)
+    assert PoissonSGD(1.0, 100, sampling_rate=0.01).epsilon(1.05e-12) < math.inf
+    for noise in (None, 1.0):
+        descent = PrivateDescent(noise_multiplier=noise, target_epsilon=8.0, delta=1e-16)
+        with pytest.raises(ConfigError, match=r"delta must be at least"):
+            descent.noise(100, 0.01, 1000.0)
+    assert FullBatchSGD(1.0, 100).epsilon(1e-16) < math.inf
 
 
 @pytest.mark.parametrize(

@@ -230,7 +230,8 @@ def class_name(record: RunRecord, label: int) -> str:
 
 def _card(record: RunRecord, index: int, closer: Sequence[bool | None], rank: str = "") -> Card:
     row = record.victims[index]
-    label_note = "" if row.recovered_label == row.label else "label not recovered"
+    missed = record.text("label_accuracy_reason") or "label not recovered"
+    label_note = "" if row.recovered_label == row.label else missed
     if label_note and row.recovered_label >= 0:
         label_note = f"label taken for {class_name(record, row.recovered_label)}"
     return Card(

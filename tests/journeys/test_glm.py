@@ -50,6 +50,24 @@ def test_linear_models_give_digits_away(reconn: Callable[..., Any], workplace: P
     np.testing.assert_allclose(beside["ridge"], tensors["targets"], atol=1e-6)
 
 
+def test_a_label_that_was_given_is_not_recovered(reconn: Callable[..., Any], workplace: Path) -> None:
+    without = ["--regression", "LeastSquares", "--regression.intercept", "false", "--regression.penalty", 1]
+    with_one = '{"ridge": {"class_path": "LeastSquares", "init_args": {"penalty": 1}}}'
+    code, _, err = reconn("glm", *without, "--beside", with_one, *SMALL, "--out", "runs/given")
+    assert code == 0, err
+    folder = workplace / "runs" / "given"
+    metrics = figures(folder)
+    assert metrics["refused"] == 0
+    assert metrics["label_accuracy"] is None
+    assert metrics["label_accuracy_reason"] == "the label was given"
+    assert metrics["ridge.label_accuracy"] == 1
+    with (folder / "victims.csv").open() as file:
+        assert {row["recovered_label"] for row in csv.DictReader(file)} == {"-1"}
+    page = (folder / "report.html").read_text()
+    assert "the label was given" in page
+    assert "label not recovered" not in page
+
+
 def test_the_page_tells_errors_estimates_and_roots(reconn: Callable[..., Any], workplace: Path) -> None:
     folder = workplace / "runs" / "glm_digits_linear"
     page = (folder / "report.html").read_text()

@@ -13,6 +13,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from lit_recon.attacks.glm.family import Array, GLMReconstruction
+from lit_recon.attacks.glm.released import ReleasedWithoutIntercept
 from lit_recon.attacks.glm.training import Attempt, FittedRegression, Regression
 from lit_recon.data.informed_splits import InformedSplit
 from lit_recon.experiments.glm.page import BESIDE, write_page
@@ -60,8 +61,15 @@ class AttackedModel:
         return np.array([_largest_error(attempt.found, true) for attempt, true in pairs])
 
     @property
+    def needs_targets(self) -> bool:
+        """Whether the attack was given the targets, which it then does not recover."""
+        return isinstance(self.fitted.released, ReleasedWithoutIntercept)
+
+    @property
     def recovered(self) -> list[int]:
-        """Recovered targets rounded to integers; -1 where there is none, or none of reasonable size."""
+        """Recovered targets rounded to integers; -1 where there is none, none of reasonable size, or it was given."""
+        if self.needs_targets:
+            return [-1] * len(self.attempts)
         values = [math.nan if attempt.found is None else attempt.found.target for attempt in self.attempts]
         return [round(value) if math.isfinite(value) and abs(value) < 1e6 else -1 for value in values]
 
@@ -90,7 +98,7 @@ class AttackedModel:
             "estimate_holds": _over(np.mean, [error <= estimate for error, estimate in pairs]),
             "condition_median": _over(np.median, columns["condition"]),
             "residual_median": _over(np.median, columns["residual"]),
-            "label_accuracy": float(np.mean(np.equal(self.recovered, self.targets))),
+            **_labels(self),
             "held_out_score": self.held_out_score,
             **_roots(self),
         }
@@ -142,6 +150,12 @@ def _nearest(split: InformedSplit) -> Tensor:
     truth, everyone = split.targets.pixels(), torch.arange(len(records))
     found = [NearestPublic(records[everyone != index]).query(truth[index : index + 1])[1] for index in range(m)]
     return torch.cat(found)
+
+
+def _labels(model: AttackedModel) -> dict[str, Scalar]:
+    if model.needs_targets:
+        return {"label_accuracy": None, "label_accuracy_reason": "the label was given"}
+    return {"label_accuracy": float(np.mean(np.equal(model.recovered, model.targets)))}
 
 
 def _roots(model: AttackedModel) -> dict[str, Scalar]:

@@ -48,6 +48,8 @@ _POWER = 0.5
 _ROUNDS, _TRIMMED = 3, 0.35
 #: A certified image leaves the pixels' range by at most this.
 _OUTSIDE = 1e-2
+#: Rows that a hyperplane must have beside those of any other one: two rounded ones agree in a false one by chance.
+_BESIDE = 3
 #: Least share of the rows in an image's hyperplane whose neurons it leaves inactive at the start or at the end.
 _CONSISTENT = 0.9
 #: Share of a guess's rows that a hyperplane is fitted to.
@@ -137,10 +139,15 @@ class LayerChange:
         return (first <= 0) & (last <= 0)
 
     def within(self, normal: Tensor) -> Tensor:
-        """Which rows `(v,)` lie in the hyperplane with this normal `(r,)`, up to rounding."""
-        allowed = _ERRORS * self.error + _FIT * self.rows.norm(dim=1)
-        within: Tensor = (self.rows @ normal).abs() <= allowed * normal.norm()
+        """Which rows `(..., v)` lie in the hyperplanes with these normals `(..., r)`, up to rounding."""
+        within: Tensor = (normal @ self.rows.T).abs() <= self.allowed * normal.norm(dim=-1, keepdim=True)
         return within
+
+    @property
+    def allowed(self) -> Tensor:
+        """Largest distance `(v,)` of each row from a hyperplane in which it lies."""
+        allowed: Tensor = _ERRORS * self.error + _FIT * self.rows.norm(dim=1)
+        return allowed
 
     def fit(self, chosen: Tensor) -> Tensor | None:
         """The normal `(r,)` of a hyperplane of many rows, such as most of the chosen ones `(v,)`; None: none found.
@@ -166,13 +173,35 @@ class LayerChange:
         if int(within.sum()) < self.rank + _REDUNDANT:
             return None
         rows = nn.functional.normalize(self.rows[within] @ self.isotropic, dim=1)
-        left, values, directions = torch.linalg.svd(rows, full_matrices=False)
+        left, values, _ = torch.linalg.svd(rows, full_matrices=False)
         # Rows without parts of two images span two dimensions less; any single row more gives another hyperplane.
         leverage = left[:, :-1].square().sum(dim=1)
         if values[-2] < _DEGENERATE * values[0] or float(leverage.max()) > _LEVERAGE:
             return None
-        exact: Tensor = nn.functional.normalize(self.isotropic @ directions[-1], dim=0)
+        exact: Tensor = nn.functional.normalize(self.isotropic @ self._weighted(within)[1][-1], dim=0)
         return exact
+
+    def _weighted(self, within: Tensor) -> tuple[Tensor, Tensor]:
+        """Singular values and directions of the rows in a hyperplane, over what is allowed of each."""
+        rows = (self.rows / self.allowed[:, None])[within] @ self.isotropic
+        _, values, directions = torch.linalg.svd(rows, full_matrices=False)
+        return values, directions
+
+    def precision(self, normals: Tensor) -> Tensor:
+        """What rounding changes at most `(r,)` in any pixel of the images of these normals `(r, r)`.
+
+        An error of one normal mixes its image into the others; errors of the span change all pixels.
+        """
+        inverse = torch.linalg.inv(normals.T)
+        mixed = []
+        for within in self.within(normals):
+            values, directions = self._weighted(within)
+            mixed.append((inverse @ self.isotropic @ (directions[:-1].T / values[:-1])).norm(dim=1))
+        ones = (inverse @ self.basis[:, -1]).abs()
+        shares = (torch.stack(mixed, dim=1) * ones / ones[:, None]).fill_diagonal_(0)
+        outside = _ERRORS * self.error * (inverse / self.rows.norm(dim=0)).norm(dim=1) / ones / self.scale.min()
+        precision: Tensor = shares.norm(dim=1) + outside
+        return precision
 
 
 def _robust_normal(rows: Tensor) -> Tensor:
@@ -273,6 +302,13 @@ class InactiveNeurons(TrainsetAttack):
             return Reconstruction(images, labels, 1 - n_found / rank, notes=(note, missing), certified=certified)
         found, sure = search.solution()
         notes = [note]
+        precision = search.change.precision(search.normals)
+        if bool((precision > _OUTSIDE).any()):
+            notes.append(
+                f"rounding of the weights may change pixels by up to {float(precision.max()):.2g} of their range; "
+                f"images are certified up to {_OUTSIDE:g}"
+            )
+        sure = sure & (precision <= _OUTSIDE)
         if start.seen.known_images is not None and start.seen.n_known:
             known = start.seen.known_images.to(found).flatten(1)
             new = torch.cdist(found, known, p=torch.inf).amin(dim=1) > _OUTSIDE
@@ -330,22 +366,35 @@ class _Search:
         return inactive & drawn.to(inactive.device)
 
     def add(self, normal: Tensor) -> None:
-        """Keep a new normal; when all are there but give no training set, forget the one with the fewest rows."""
+        """Keep a new normal; when all are there but give no training set, forget the least consistent one."""
         if bool(((self.normals @ normal).abs() > 1 - _SAME).any()):
             return
         self.normals = torch.cat([self.normals, normal[None]])
         if len(self.normals) == self.change.rank and not self.solution()[1].all():
-            counts = torch.stack([self.change.within(own).sum() for own in self.normals])
-            self.normals = self.normals[torch.arange(self.change.rank) != int(counts.argmin())]
+            share, beside = self.consistency(self.solution()[0])
+            own = beside.amin(dim=1)
+            worst = torch.where((own < _BESIDE) | (share >= _CONSISTENT), own, _BESIDE - 1 + share).argmin()
+            self.normals = self.normals[torch.arange(self.change.rank) != int(worst)]
 
     def solution(self) -> tuple[Tensor, Tensor]:
-        """Images `(r, d)` of all normals, and which of them are in range and leave their neurons inactive `(r,)`."""
+        """Images `(r, d)` of all normals, and which are in range, leave neurons inactive and are determined `(r,)`."""
         inputs = torch.linalg.inv(self.normals.T) @ self.change.basis
         images = self.change.images(inputs)
         inside = ((images > -_OUTSIDE) & (images < 1 + _OUTSIDE)).all(dim=1)
+        share, beside = self.consistency(images)
+        # a hyperplane with few rows of its own may be turned towards the other one, which changes the other's image
+        determined = (beside >= _BESIDE).all(dim=0)
+        enough = (self.change.within(self.normals).sum(dim=1) >= self.change.rank + _REDUNDANT).all()
+        return images, inside & (share >= _CONSISTENT) & determined & enough
+
+    def consistency(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Share of the rows in its hyperplane `(r,)` whose neurons each image `(r, d)` leaves inactive.
+
+        And how many rows lie in one hyperplane and not in another, `(r, r)`, infinite for one and itself.
+        """
         shown = self.change.inputs(images.view(-1, *self.start.image_shape))
         # not both: where a training is on parts of the images in turn, neurons change after an image had its turn
         idle = torch.stack([shown @ at[self.change.neurons].T <= 0 for at in (self.change.start, self.change.end)])
-        within = torch.stack([self.change.within(own) for own in self.normals])
-        consistent = (idle.any(dim=0) & within).sum(dim=1) >= _CONSISTENT * within.sum(dim=1)
-        return images, inside & consistent
+        within = self.change.within(self.normals)
+        share = (idle.any(dim=0) & within).sum(dim=1) / within.sum(dim=1)
+        return share, (within.double() @ (~within).double().T).fill_diagonal_(torch.inf)

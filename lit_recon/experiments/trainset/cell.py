@@ -175,9 +175,9 @@ class _Work:
         path, state = self.folder / f"{name}.safetensors", self.folder / f"{name}.pt"
         if path.is_file():
             header, tensors = _RUN_FORMAT.read(path)
-            images = tensors["images"].to(start.like)
+            images, labels = tensors["images"].to(start.like), tensors["labels"].to(start.like.device)
             own = {key: header[key] for key in ("loss", "curve", "notes", "seconds")}
-            return RestartResult(images=images, labels=tensors["labels"], certified=tensors.get("certified"), **own)
+            return RestartResult(images=images, labels=labels, certified=tensors.get("certified"), **own)
         attack = self.run.settings.attacks[self.run.cell.attack]
         progress = Progress(attack.steps, f"{self.run.cell.describe()}, {name}", "steps")
 

@@ -41,7 +41,7 @@ def write_page(folder: Path) -> Path:
             _reconstructions(study),
             _galleries(study),
             knowledge_panel(grants(study)),
-            _starts(study),
+            *_starts(study),
             *_landscape(study),
             *hypotheses.panels(study),
             *_quality(study),
@@ -168,7 +168,7 @@ def grants(study: TrainsetStudy) -> list[Grant]:
     ]
 
 
-def _starts(study: TrainsetStudy) -> Panel:
+def _starts(study: TrainsetStudy) -> list[Panel]:
     rows = [
         [
             group.title,
@@ -180,14 +180,18 @@ def _starts(study: TrainsetStudy) -> Panel:
         ]
         for group in study.where(lambda group: group.defense == PLAIN)
     ]
-    return Panel(
-        "Starts",
-        "How much of a reconstruction is its start: the same scores of the start itself, clamped to [0, 1], and of "
-        "what the attack made of it.",
-        [Picture(start_plot(study), "SSIM by start and attack", "starts.svg")],
-        header=["Attack and start", "Truth in the start", "SSIM, start", "SSIM, end", "RMSE, start", "RMSE, end"],
-        rows=rows,
-    )
+    if not rows:  # every attack applies under a defense only
+        return []
+    return [
+        Panel(
+            "Starts",
+            "How much of a reconstruction is its start: the same scores of the start itself, clamped to [0, 1], and of "
+            "what the attack made of it.",
+            [Picture(start_plot(study), "SSIM by start and attack", "starts.svg")],
+            header=["Attack and start", "Truth in the start", "SSIM, start", "SSIM, end", "RMSE, start", "RMSE, end"],
+            rows=rows,
+        )
+    ]
 
 
 def _landscape(study: TrainsetStudy) -> list[Panel]:

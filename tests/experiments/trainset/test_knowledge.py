@@ -196,6 +196,16 @@ def test_a_training_that_ends_far_from_zero_loss_is_not_attacked(start: Callable
     assert len(said.splitlines()) == 1
 
 
+def test_an_attack_that_applies_under_a_defense_only_has_its_page(start: Callable[..., int], tmp_path: Path) -> None:
+    network = {"class_path": MLP, "init_args": {"hidden": [20]}}
+    training, defenses = {"steps": 30, "lr": 0.1}, {"decay": {"weight_decay": 0.01}}
+    assert start(**KKT, known={"training": True}, network=network, training=training, defenses=defenses) == 0
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "kkt from noise, decay" in page
+    assert "the loss of this model is" in page  # of the training without the defense
+    assert "How much of a reconstruction is its start" not in page
+
+
 @pytest.mark.parametrize(
     ("part", "name", "value", "complaint"),
     [

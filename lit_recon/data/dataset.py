@@ -133,6 +133,13 @@ def fingerprints(images: ImageSet) -> Tensor:
     return torch.tensor([int.from_bytes(digest, "little", signed=True) for digest in digests], dtype=torch.int64)
 
 
+def of_classes(images: ImageSet, classes: Mapping[int, int] | None) -> Tensor:
+    """Positions of the images that `relabelled` keeps."""
+    if classes is None:
+        return torch.arange(len(images))
+    return torch.nonzero(torch.isin(images.labels, torch.tensor([*classes]))).flatten()
+
+
 def relabelled(images: ImageSet, classes: Mapping[int, int] | None) -> ImageSet:
     """The images of some classes, with other numbers; classes of one number become one. A ConfigError for no class."""
     if classes is None:
@@ -143,7 +150,7 @@ def relabelled(images: ImageSet, classes: Mapping[int, int] | None) -> ImageSet:
     table = torch.full((images.n_classes,), -1).index_copy(
         0, torch.tensor([*classes]), torch.tensor([*classes.values()])
     )
-    kept = torch.nonzero(table[images.labels] >= 0).flatten()
+    kept = of_classes(images, classes)
     names = [
         " ".join(images.class_names[number] for number, own in classes.items() if own == label)
         for label in range(max(classes.values()) + 1)

@@ -15,7 +15,7 @@ from torch.func import functional_call
 from lit_recon.attacks.trainset.base import Candidates, ReleasedModel
 from lit_recon.attacks.trainset.training import Task, Training, Weights, accuracy, losses
 from lit_recon.data import ImageSet
-from lit_recon.data.dataset import relabelled, seeded_generator, without
+from lit_recon.data.dataset import of_classes, relabelled, seeded_generator, without
 from lit_recon.data.sources import ImageSource
 from lit_recon.data.splits import in_pool, sample_victims
 from lit_recon.errors import ConfigError, MissingDataError, ShapeError, UnsupportedModelError
@@ -92,7 +92,8 @@ def _loaded(source: ImageSource) -> tuple[ImageSet, ImageSet]:
 
 def training_set(settings: TrainsetSettings, seed: int) -> TrainingSet:
     """The training set of a seed and what it is compared with; a ConfigError where there are too few images."""
-    public, test = (relabelled(images, settings.examples.classes) for images in _loaded(settings.data))
+    loaded, classes = _loaded(settings.data), settings.examples.classes
+    public, test = (relabelled(images, classes) for images in loaded)
     n_classes, wanted = public.n_classes, settings.examples.per_class
     pool, given, left_out = test.subset(in_pool(test, settings.examples.pool)), None, 0
     if settings.released is not None:
@@ -119,7 +120,7 @@ def training_set(settings: TrainsetSettings, seed: int) -> TrainingSet:
         drawn = sample_victims(pool.labels, 2 * n, seed)
         chosen, rest = (part[pool.labels[part].argsort(stable=True)] for part in drawn.split(n))
         images, labels, others = pool.pixels(chosen), pool.labels[chosen], pool.pixels(rest)
-        ids = in_pool(test, settings.examples.pool)[chosen]
+        ids = of_classes(loaded[1], classes)[in_pool(test, settings.examples.pool)[chosen]]
     images, labels = images.to(like), labels.to(like.device)
     known, sought = _split_known(len(labels), settings.known.images, seed)
     return TrainingSet(

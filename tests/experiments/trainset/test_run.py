@@ -275,6 +275,16 @@ def test_training_images_are_balanced_and_apart_from_the_others() -> None:
     assert labels.tolist() == [0, 0, 1, 1, 1]
 
 
+@pytest.mark.parametrize("classes", [{3: 0, 7: 1}, None])
+def test_training_images_have_their_positions_in_the_test_split(classes: dict[int, int] | None) -> None:
+    task = "binary" if classes else "multiclass"
+    examples = training_set(settings(examples=TrainingSetSettings(classes, 3), training=Training(task)), 0)
+    _, test = Digits().load()
+    assert torch.equal(test.pixels(examples.ids).to(examples.images), examples.images)
+    numbers = list(classes or range(10))
+    assert test.labels[examples.ids].tolist() == [numbers[label] for label in examples.labels.tolist()]
+
+
 def test_starts_keep_labels_and_differ_between_restarts() -> None:
     own = settings(candidates=3)
     examples, seen = seen_of(own)

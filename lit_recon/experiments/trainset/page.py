@@ -85,7 +85,10 @@ def _reconstructions(study: TrainsetStudy) -> Panel:
     paths = {group.attack: str(study.setting(f"attacks.{group.attack}.class_path")) for group in study.groups}
     classes = ", ".join(f"{name} is {path.rpartition('.')[2]}" for name, path in paths.items())
     first = study.groups[0]
-    pools = {"mean image": 1, SAME_POOL: first.cells[0]["pool"]}
+    n_public, n_compared = first.cells[0]["n_public"], first.n_compared
+    few = n_compared < first.cells[0]["pool"]
+    fewer = f" There are {n_public:,} public images, fewer than candidates." if few else ""
+    pools = {"mean image": 1, SAME_POOL: n_compared}
     rows += [
         [
             name,
@@ -95,15 +98,15 @@ def _reconstructions(study: TrainsetStudy) -> Panel:
             *([ABSENT, ABSENT] if certifies else []),
         ]
         for name in first.cells[0]["baselines"]
-        for pool in [f"{pools.get(name, first.cells[0]['n_public']):,}"]
+        for pool in [f"{pools.get(name, n_public):,}"]
     ]
     return Panel(
         "Reconstructions",
         "Every training image is compared with the nearest candidate of the pool, and with answers that need no model: "
         "the mean of all public images, and the nearest of as many public images as candidates, or of all of them. "
         f"Pool: candidates of all restarts together. SSIM > {GOOD}: number of the {first.cells[0]['scores']['n']} "
-        "training images. An attack shows more of them than is public only where it beats as many public images. "
-        f"Attacks: {classes}.{spread}",
+        "training images. An attack shows more of them than is public only where it beats as many public images."
+        f"{fewer} Attacks: {classes}.{spread}",
         header=[
             "Attack and start",
             "Truth in the start",

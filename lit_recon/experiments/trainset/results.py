@@ -71,6 +71,11 @@ class TrainsetGroup:
         defended = "" if self.defense == PLAIN else f", {self.defense}"
         return f"{self.attack} from {self.start}{'' if self.share in (0, 1) else f' {self.share:g}'}{defended}"
 
+    @property
+    def n_compared(self) -> int:
+        """Public images that the baseline `SAME_POOL` compares: as many as candidates, or all if these are fewer."""
+        return min(int(self.cells[0][name]) for name in ("pool", "n_public"))
+
     def mean(self, *path: str) -> SeedMean:
         """Of an entry of every cell."""
         return SeedMean.of([float(_entry(cell, path)) for cell in self.cells])
@@ -205,12 +210,14 @@ class TrainsetStudy:
                 f"{_certified_text(group, n)}."
             )
         best, own = self.best, self.best.cells[0]
+        few = best.n_compared < own["pool"]
+        compared = f"all {own['n_public']} public images" if few else "as many public images as candidates"
         public = [best.mean("baselines", SAME_POOL, name).text() for name in ("n_good", "best_ssim")]
         lines.append(
             f"Closest without the truth in its start: {best.title}, with {best.mean('scores', 'n_good').text()} of "
             f"{own['scores']['n']} training images above SSIM {GOOD} and a mean of "
             f"{best.mean('scores', 'best_ssim').text()} for the best {min(BEST, own['scores']['n'])}; for the "
-            f"nearest of as many public images as candidates these are {' and '.join(public)}"
+            f"nearest of {compared} these are {' and '.join(public)}"
             f"{_certified_text(best, own['scores']['n'])}."
         )
         return lines

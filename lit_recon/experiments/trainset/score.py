@@ -137,7 +137,8 @@ def baselines(truth: Tensor, public: Tensor, mean: Tensor, pool: int) -> dict[st
     """Scores of answers that use no model.
 
     The mean image; the nearest public image `(N, c, h, w)` in bytes, by correlation and by MSE; and the nearest one by
-    correlation of as many public images, drawn with a fixed seed, as the pool has candidates.
+    correlation of as many public images, drawn with a fixed seed, as the pool has candidates; of all where these are
+    fewer.
     """
     rows, best, index = normalized(truth, mean), torch.full((len(truth),), -torch.inf), torch.zeros(len(truth)).long()
     for begin, part in zip(range(0, len(public), _CHUNK), public.split(_CHUNK), strict=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,10 @@ from lit_recon.cli import attack
 from lit_recon.data.sources import Digits
 from lit_recon.errors import ConfigError, ThreatModelError
 from lit_recon.experiments.trainset import run as command
+from lit_recon.experiments.trainset.page import _reconstructions
 from lit_recon.experiments.trainset.released import ModelTraining, TrainingSet, candidates_of, network_of, training_set
 from lit_recon.experiments.trainset.results import SeedMean, TrainsetStudy
+from lit_recon.experiments.trainset.score import SAME_POOL
 from lit_recon.experiments.trainset.settings import (
     KnownSettings,
     MembershipTest,
@@ -129,6 +132,19 @@ def test_the_page_states_truth_in_starts_and_the_test_for_members(study: Path) -
     ):
         assert text in page
     assert "0.5 times a training image" in page
+
+
+def test_fewer_public_images_than_candidates_are_counted(study: Path) -> None:
+    found = TrainsetStudy.read(study)
+    assert found.best.n_compared == found.best.cells[0]["pool"] == 24
+    assert "nearest of as many public images as candidates" in found.summary()[-1]
+    few = replace(found, groups=[replace(g, cells=[{**cell, "n_public": 5} for cell in g.cells]) for g in found.groups])
+    assert "nearest of all 5 public images these are" in few.summary()[-1]
+    panels = [_reconstructions(own) for own in (found, few)]
+    rows = [next(row for row in panel.rows if row[0] == SAME_POOL) for panel in panels]
+    assert [row[2] for row in rows] == ["24", "5"]
+    said = "There are 5 public images, fewer than candidates."
+    assert [said in panel.lead for panel in panels] == [False, True]
 
 
 def test_claims_are_about_as_many_members_as_others(study: Path) -> None:

@@ -45,11 +45,15 @@ class _Group:
         return shown(value, spec) + ("" if high is None else f" ± {shown(high - value, spec)}")
 
     def rate(self, name: str) -> str:
-        """A share with its interval and the number that it is of; empty where there is none."""
+        """A share and the number of tests that it is of; empty where there is none.
+
+        Intervals of records that do not count trainings took the tests of one training as independent: left out.
+        """
         if self.get(name) is None:
             return ""
-        value, low, high = (shown(self.get(entry), ".0%") for entry in (name, f"{name}_low", f"{name}_high"))
-        return f"{value} of {self.get(f'{name}_n')} ({low} to {high})"
+        high = self.get(f"{name}_trainings") and self.get(f"{name}_high")
+        spread = "" if high is None else f" ± {shown(high - self.get(name), '.0%')}"
+        return f"{shown(self.get(name), '.0%')}{spread} of {self.get(f'{name}_n')}"
 
     def change(self, name: str) -> str:
         """A distance at the start and at the end; empty where there is none."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from lit_recon.experiments.trainset import hypotheses
 from lit_recon.experiments.trainset.plots import gallery, landscape_plots, quality_plots, start_plot
-from lit_recon.experiments.trainset.results import DISTANCES, TABLE, SeedMean, TrainsetGroup, TrainsetStudy
+from lit_recon.experiments.trainset.results import DISTANCES, TABLE, ClaimRate, SeedMean, TrainsetGroup, TrainsetStudy
 from lit_recon.experiments.trainset.score import BEST, GOOD, SAME_POOL, WRONG
 from lit_recon.experiments.trainset.settings import PLAIN
 from lit_recon.reporting.pages import Page, Panel, Picture, TableCell, knowledge_panel, notes_panels
@@ -330,17 +330,22 @@ def _membership(study: TrainsetStudy) -> list[Panel]:
             rows=[
                 [
                     group.title,
-                    *(
-                        text
-                        for name in ("true_positives", "false_positives")
-                        for text in (_interval(found[name]), str(found[name]["n"]) if found[name] else "0")
-                    ),
+                    *(text for name in ("true_positives", "false_positives") for text in _claimed(found.get(name))),
                 ]
                 for group, found in tested
             ],
-            note="With 95 % intervals (Clopper and Pearson).",
+            note="Tests of one training share its model and candidates: rates are means over the trainings' own rates, "
+            "± half the length of the 95 % interval over trainings where there are several.",
         )
     ]
+
+
+def _claimed(rate: ClaimRate | None) -> tuple[str, str]:
+    """A rate, and of how many tests."""
+    if rate is None:
+        return ABSENT, "0"
+    half = "" if rate.mean.half is None else f" ± {percent(rate.mean.half)}"
+    return percent(rate.mean.value) + half, str(rate.n)
 
 
 def _defenses(study: TrainsetStudy) -> list[Panel]:

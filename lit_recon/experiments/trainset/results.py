@@ -10,7 +10,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from lit_recon.errors import CorruptFileError, MissingDataError
-from lit_recon.experiments.trainset.score import BEST, GOOD, SAME_POOL, claim_rates
+from lit_recon.experiments.trainset.score import BEST, GOOD, SAME_POOL
 from lit_recon.experiments.trainset.settings import PLAIN
 from lit_recon.metrics.aggregate import interval_of_mean
 from lit_recon.reporting.provenance import find_setting, read_settings
@@ -48,6 +48,18 @@ class SeedMean:
     def text(self, digits: int = 3) -> str:
         """Such as `0.41 ± 0.02`."""
         return short(self.value, digits) + ("" if self.half is None else f" ± {short(self.half, 2)}")
+
+
+@dataclass(frozen=True)
+class ClaimRate:
+    """How often the test for members says yes: number of tests and of trainings, and the mean of the trainings' rates.
+
+    Tests of one training share its released model and the candidates, so that trainings count, not tests.
+    """
+
+    n: int
+    trainings: int
+    mean: SeedMean
 
 
 @dataclass(frozen=True)
@@ -109,9 +121,15 @@ class TrainsetGroup:
         found = [counts for cell in self.cells if (counts := cell.get("certified")) is not None]
         return {name: SeedMean.of([own[name] for own in found]) for name in found[0]} if found else None
 
-    def claims(self) -> dict[str, Any]:
-        """Rates of true and false positives of the test for members, over all cells."""
-        return claim_rates([claim for cell in self.cells for claim in cell["claims"]])
+    def claims(self) -> dict[str, ClaimRate]:
+        """Rates of true and false positives of the test for members; without those of which nothing was tested."""
+        rates = {}
+        for name, kind in (("true_positives", True), ("false_positives", False)):
+            found = [[claim["claimed"] for claim in cell["claims"] if claim["member"] is kind] for cell in self.cells]
+            tested = [own for own in found if own]
+            if tested:
+                rates[name] = ClaimRate(sum(map(len, tested)), len(tested), SeedMean.of([fmean(own) for own in tested]))
+        return rates
 
 
 def ends(restart: Mapping[str, Any], quantity: str) -> tuple[float, float] | None:
@@ -249,10 +267,12 @@ class TrainsetStudy:
                 for place, values in zip(("before", "after"), group.before_and_after(quantity), strict=True):
                     if values:
                         record[f"{quantity}_{place}.{key}"] = fmean(values)
-            for name, found in group.claims().items():
-                if found is not None:
-                    record |= {f"{name}.{key}": found["value"], f"{name}_n.{key}": found["n"]}
-                    record |= {f"{name}_low.{key}": found["low"], f"{name}_high.{key}": found["high"]}
+            for name, rate in group.claims().items():
+                record |= {f"{name}.{key}": rate.mean.value, f"{name}_n.{key}": rate.n}
+                record[f"{name}_trainings.{key}"] = rate.trainings
+                if rate.mean.half is not None:
+                    record[f"{name}_low.{key}"] = rate.mean.value - rate.mean.half
+                    record[f"{name}_high.{key}"] = rate.mean.value + rate.mean.half
             if (chosen := group.selection()) is not None:
                 record[f"restart_by_loss.{key}"], record[f"restart_by_truth.{key}"] = (one.value for one in chosen)
             record |= {f"selected_by_{name}_ssim.{key}": mean.value for name, mean in group.selections().items()}

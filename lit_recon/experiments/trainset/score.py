@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -288,9 +288,3 @@ def closest(images: Tensor, pools: Sequence[Tensor], mean: Tensor, n: int) -> li
     best = torch.stack([correlations(images, pool, mean).amax(dim=1) for pool in pools])
     values, restarts = best.max(dim=0)
     return [(int(index), int(restarts[index])) for index in values.argsort(descending=True, stable=True)[:n]]
-
-
-def claim_rates(claims: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Rates of true and false positives with their intervals."""
-    kinds = (("true_positives", True), ("false_positives", False))
-    return {name: rate([claim["claimed"] for claim in claims if claim["member"] is kind]) for name, kind in kinds}

@@ -20,9 +20,9 @@ from lit_recon.cli import attack
 from lit_recon.data.sources import Digits
 from lit_recon.errors import ConfigError, ThreatModelError
 from lit_recon.experiments.trainset import run as command
-from lit_recon.experiments.trainset.page import _reconstructions
+from lit_recon.experiments.trainset.page import _claimed, _reconstructions
 from lit_recon.experiments.trainset.released import ModelTraining, TrainingSet, candidates_of, network_of, training_set
-from lit_recon.experiments.trainset.results import SeedMean, TrainsetStudy
+from lit_recon.experiments.trainset.results import ClaimRate, SeedMean, TrainsetGroup, TrainsetStudy
 from lit_recon.experiments.trainset.score import SAME_POOL
 from lit_recon.experiments.trainset.settings import (
     KnownSettings,
@@ -154,8 +154,32 @@ def test_claims_are_about_as_many_members_as_others(study: Path) -> None:
     assert [claim["member"] for claim in claims].count(True) == 4
     for claim in claims:
         assert claim["claimed"] == (claim["without_rmse"] > 1.1 * claim["with_rmse"])
+    record = found.record()
+    assert record["true_positives_trainings.small.noise_0.none"] == 2
+    mean = tested.claims()["true_positives"].mean
+    assert record["true_positives_high.small.noise_0.none"] == mean.value + (mean.half or 0)
     [other] = found.where(lambda group: group.share == 0.5 and group.defense == "none")
     assert not any(cell["claims"] for cell in other.cells)
+
+
+def group_of(*claimed: list[bool]) -> TrainsetGroup:
+    """With such tests of members, and one of an image that is none, for every training."""
+    cells = [
+        {"claims": [{"member": True, "claimed": one} for one in own] + [{"member": False, "claimed": False}] * len(own)}
+        for own in claimed
+    ]
+    return TrainsetGroup("small", "noise", 0.0, "none", cells)
+
+
+def test_rates_of_claims_are_means_over_trainings_whose_tests_are_not_independent() -> None:
+    rates = group_of([True, True, True, False], [True, False], []).claims()
+    assert rates["true_positives"] == ClaimRate(6, 2, SeedMean.of([0.75, 0.5]))
+    assert _claimed(rates["true_positives"])[0].startswith("62\N{NO-BREAK SPACE}% ± 159")
+    assert rates["false_positives"].mean.value == 0
+    one = group_of([True, False]).claims()["true_positives"]
+    assert one.mean.half is None
+    assert _claimed(one) == ("50\N{NO-BREAK SPACE}%", "2")
+    assert not group_of([]).claims()
 
 
 def test_finished_cells_are_kept_when_a_study_grows(start: Callable[..., int], study: Path, capsys: Any) -> None:

@@ -145,11 +145,3 @@ def test_selections_show_what_recurs() -> None:
     assert found["agreement"]["ssim"] == found["clusters"]["ssim"] == found["truth"]["ssim"] == pytest.approx(1)
     assert found["residual"]["ssim"] < 0.5  # the first ten of a run are noise
     assert score.selections(runs[:1], truth, mean) == {}
-
-
-def test_rates_of_claims_have_intervals() -> None:
-    claims = [{"member": member, "claimed": claimed} for member in (True, False) for claimed in (True, member)]
-    found = score.claim_rates(claims)
-    assert found["true_positives"] == {"n": 2, "value": 1.0, "low": pytest.approx(0.025**0.5), "high": 1.0}
-    assert found["false_positives"]["value"] == 0.5
-    assert score.claim_rates([])["true_positives"] is None

@@ -61,9 +61,9 @@ def read_exported(path: Path | str) -> nn.Module:
     """The classifier in a file of `torch.export.save`, under the names of the exported model.
 
     Linear, convolution, BatchNorm and dropout operations become the layers of `torch.nn` that they came from, so that
-    attacks find them, and BatchNorm and dropout follow `train` and `eval` whatever mode was exported. In a
-    configuration: `model.class_path: lit_recon.models.exported.read_exported` and
-    `model.init_args.path: FILE`.
+    attacks find them, and BatchNorm and dropout follow `train` and `eval` whatever mode was exported. Other uses of a
+    layer's weights remain operations. In a configuration:
+    `model.class_path: lit_recon.models.exported.read_exported` and `model.init_args.path: FILE`.
 
     Raises:
         MissingDataError: no file at `path`.
@@ -181,13 +181,17 @@ def _with_layers(module: GraphModule) -> GraphModule:
             continue
         arguments = _normalized(node)
         place = _path_of(arguments.get("weight")) or f"{node.name}_layer"
-        if not isinstance(_submodule(module, place), _KINDS):
-            layer = make(arguments, _state(module, place))
-            if layer is None:
-                continue
+        state, images = _state(module, place), node.all_input_nodes[0]
+        taken = {name: _target(one) for name, one in arguments.items() if isinstance(one, Node) and one is not images}
+        if taken != {name: f"{place}.{name}" for name in state if name in arguments}:
+            continue  # such as a product with the weight of a layer whose bias is not added
+        layer, there = make(arguments, state, node.meta["val"].dim()), _submodule(module, place)
+        if layer is None or (isinstance(there, _KINDS) and repr(there) != repr(layer)):
+            continue  # no layer of its own, or one that is also called with another stride
+        if not isinstance(there, _KINDS):
             _put(module, place, layer)
         with graph.inserting_before(node):
-            called = graph.call_module(place, (node.all_input_nodes[0],))
+            called = graph.call_module(place, (images,))
         node.replace_all_uses_with(called)
         graph.erase_node(node)
     for node in reversed(list(graph.nodes)):
@@ -204,11 +208,14 @@ def _normalized(node: Node) -> dict[str, Any]:
     return {one.name: given.get(one.name, node.kwargs.get(one.name, one.default_value)) for one in schema.arguments}
 
 
+def _target(argument: Node) -> str:
+    """Path of a parameter or buffer that an operation takes; empty for what is computed."""
+    return str(argument.target) if argument.op == "get_attr" else ""
+
+
 def _path_of(weight: object) -> str:
     """Path of the layer whose weight this is; empty if it is none, or another tensor."""
-    if not isinstance(weight, Node) or weight.op != "get_attr":
-        return ""
-    path, _, own = str(weight.target).rpartition(".")
+    path, _, own = _target(weight).rpartition(".") if isinstance(weight, Node) else ("", "", "")
     return path if own == "weight" else ""
 
 
@@ -236,14 +243,14 @@ def _put(module: nn.Module, path: str, layer: nn.Module) -> None:
     module.get_submodule(above).add_module(own, layer)
 
 
-def _linear(arguments: dict[str, Any], state: dict[str, Tensor]) -> nn.Module | None:
+def _linear(arguments: dict[str, Any], state: dict[str, Tensor], n_axes: int) -> nn.Module | None:
     if set(state) not in ({"weight"}, {"weight", "bias"}):
         return None
     outputs, inputs = state["weight"].shape
     return nn.Linear(inputs, outputs, bias="bias" in state)
 
 
-def _convolution(arguments: dict[str, Any], state: dict[str, Tensor]) -> nn.Module | None:
+def _convolution(arguments: dict[str, Any], state: dict[str, Tensor], n_axes: int) -> nn.Module | None:
     if set(state) not in ({"weight"}, {"weight", "bias"}):
         return None
     outputs, inputs, *kernel = state["weight"].shape
@@ -265,24 +272,31 @@ def _pair(sizes: Any) -> tuple[int, int]:
     return height, width
 
 
-def _batch_norm(arguments: dict[str, Any], state: dict[str, Tensor]) -> nn.Module | None:
+def _batch_norm(arguments: dict[str, Any], state: dict[str, Tensor], n_axes: int) -> nn.Module | None:
     if not {"weight", "bias", "running_mean", "running_var"} <= set(state):
         return None
-    return nn.BatchNorm2d(len(state["weight"]), arguments["eps"], arguments["momentum"])
+    kind = {4: nn.BatchNorm2d, 5: nn.BatchNorm3d}.get(n_axes, nn.BatchNorm1d)
+    return kind(len(state["weight"]), arguments["eps"], arguments["momentum"])
 
 
-def _dropout(arguments: dict[str, Any], state: dict[str, Tensor]) -> nn.Module | None:
+def _dropout(arguments: dict[str, Any], state: dict[str, Tensor], n_axes: int) -> nn.Module | None:
     return nn.Dropout(arguments["p"])
 
 
+def _feature_dropout(arguments: dict[str, Any], state: dict[str, Tensor], n_axes: int) -> nn.Module | None:
+    """A layer that drops whole channels; of `(n, c)`, these are single entries."""
+    kinds: dict[int, type[nn.Module]] = {3: nn.Dropout1d, 4: nn.Dropout2d, 5: nn.Dropout3d}
+    return kinds.get(n_axes, nn.Dropout)(arguments["p"])
+
+
 #: Operations by the layers that they become; a maker returns None where the tensors are not such a layer's.
-_LAYERS: dict[str, Callable[[dict[str, Any], dict[str, Tensor]], nn.Module | None]] = {
+_LAYERS: dict[str, Callable[[dict[str, Any], dict[str, Tensor], int], nn.Module | None]] = {
     "aten.linear.default": _linear,
     "aten.conv2d.default": _convolution,
     "aten.conv2d.padding": _convolution,
     "aten.batch_norm.default": _batch_norm,
     "aten.dropout.default": _dropout,
     "aten.dropout_.default": _dropout,
-    "aten.feature_dropout.default": _dropout,
+    "aten.feature_dropout.default": _feature_dropout,
 }
-_KINDS = (nn.Linear, nn.Conv2d, nn.BatchNorm2d, nn.Dropout)
+_KINDS = (nn.Linear, nn.Conv2d, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)

@@ -4,12 +4,14 @@ import io
 import json
 import pickle
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from lit_recon.clients import Client
 from lit_recon.errors import ConfigError, CorruptFileError, MissingDataError, UnsupportedModelError
@@ -89,6 +91,49 @@ def test_dropout_and_batch_norm_follow_train_and_eval(model: Small, tmp_path: Pa
         assert found.state_dict()["norm.num_batches_tracked"] == 2
     found.eval()
     torch.testing.assert_close(found(batch()[0]), found(batch()[0]))
+
+
+class Shared(nn.Module):
+    """Two uses of the same weights that are no calls of one layer."""
+
+    def __init__(self, second: Callable[[Tensor, nn.Linear | nn.Conv2d], Tensor], layer: nn.Linear | nn.Conv2d) -> None:
+        super().__init__()
+        self.layer, self.second = layer, second
+
+    def forward(self, images: Tensor) -> Tensor:
+        rows = images.flatten(1) if isinstance(self.layer, nn.Linear) else images
+        return self.second(self.layer(rows).relu(), self.layer).flatten(1)
+
+
+UNLIKE: dict[str, tuple[nn.Module, type[nn.Module]]] = {
+    "BatchNorm1d": (nn.Sequential(nn.Flatten(), nn.Linear(192, 4), nn.BatchNorm1d(4)), nn.BatchNorm1d),
+    "BatchNorm3d": (nn.Sequential(nn.Unflatten(1, (3, 1)), nn.BatchNorm3d(3), nn.Flatten()), nn.BatchNorm3d),
+    "Dropout1d": (nn.Sequential(nn.Flatten(2), nn.Dropout1d(), nn.Flatten()), nn.Dropout1d),
+    "Dropout2d": (nn.Sequential(nn.Dropout2d(), nn.Flatten()), nn.Dropout2d),
+    "no bias": (Shared(lambda x, layer: F.linear(x, layer.weight), nn.Linear(192, 192)), nn.Linear),
+    "other bias": (
+        Shared(lambda x, layer: F.linear(x, layer.weight, x.mean(0)), nn.Linear(192, 192, bias=False)),
+        nn.Linear,
+    ),
+    "other stride": (
+        Shared(lambda x, layer: F.conv2d(x, layer.weight, layer.bias, stride=2), nn.Conv2d(3, 3, 3)),
+        nn.Conv2d,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNLIKE)
+def test_operations_become_layers_only_where_these_compute_the_same(tmp_path: Path, name: str) -> None:
+    model, kind = UNLIKE[name]
+    model, images = model.double(), batch()[0]
+    found = read_exported(saved(model, tmp_path / "model.pt2", images))
+    assert sum(isinstance(one, kind) for one in found.modules()) == 1
+    outputs = []
+    for one in (model.train(), found.train()):
+        torch.manual_seed(0)
+        outputs.append(one(images))
+    torch.testing.assert_close(*outputs)
+    torch.testing.assert_close(found.eval()(images), model.eval()(images))
 
 
 def test_a_configuration_builds_it(model: Small, tmp_path: Path) -> None:

@@ -156,6 +156,12 @@ class Transfer:
         fixed = old.rest.subset(torch.arange(n), f"{old.fixed.name}, another")
         return dataclasses.replace(old, fixed=fixed, shadow=_first(old.shadow, used), rest=rest)
 
+    @property
+    def held(self) -> list[ImageSet]:
+        """Images that the adversary holds: those of the new models and, to adapt a reconstructor, of the old ones."""
+        split, old = self.split, self.old
+        return [split.fixed, split.shadow] if self.how.way == "scratch" else [split.fixed, old.fixed, old.shadow]
+
     def attack(self, plan: ShadowPlan, state: Path | None = None) -> ReconnSettings:
         """The attack, by `ReconnSettings.bind`; a transferred reconstructor is not given the training of either set."""
         scratch = self.how.way == "scratch"
@@ -174,16 +180,19 @@ class Transfer:
         if self.how.shadows:
             models = self.shadows.shadow_models(plan, split)
             differences = self._trained(trainer, models, split.shadow, feature_map)
+        facts = {**self.shadows.facts(split), "n_shadow": self.how.shadows}
         if self.how.way == "adapted":
+            facts |= {"n_fixed_before": len(self.old.fixed), "n_shadow_before": len(shadow)}
             before = self.shadows.plan(self.old, device)
             models = self.shadows.shadow_models(before, self.old)
             known = self._trained(trainer, models, shadow, base.access.feature_map(before, shadow))
             fitted = base.reconstructor.fitted(known, shadow.pixels(), shadow.labels, split.fixed.n_classes)
             learner = base.reconstructor if self.how.shadows else None
             base = dataclasses.replace(base, reconstructor=Adapted(fitted, learner))
-        facts = {**self.shadows.facts(split), "n_shadow": self.how.shadows}
+        held = torch.cat([part.images for part in self.held])
+        outcome = score_targets(base, split, differences, observed, held)
         facts |= {"seconds": time.perf_counter() - started, **environment(device)}
-        write_reconn(folder, split, score_targets(base, split, differences, observed), facts)
+        write_reconn(folder, split, outcome, facts)
 
     def _trained(
         self,

@@ -59,13 +59,20 @@ def grants(record: RunRecord) -> list[Grant]:
     if earlier is not None:
         which = f": those of a model that was trained on {earlier} other images before"
     seen = record.text("seen") or "its weights"
+    shadows = Grant(True, f"{record.text('n_shadow')} other images of the same shape, to train shadow models on.")
+    if record.number("n_shadow") == 0:
+        shadows = Grant(False, "Shadow models of this training set.")
     found = [
         Grant(True, f"All training images but one, {record.text('n_fixed')} of them, with their labels."),
         Grant(True, f"Of the released model {seen}, its architecture, and the optimizer that trained it."),
-        Grant(True, f"{record.text('n_shadow')} other images of the same shape, to train shadow models on."),
+        shadows,
         Grant(not fresh, f"The initial weights that training began from{which}."),
         Grant(False, "The missing image and its label. They were used only after the attack, to score it."),
     ]
+    if record.number("n_shadow_before") is not None:
+        old, others = record.text("n_fixed_before"), record.text("n_shadow_before")
+        how = f"shadow models of {others} other images, to which the attack was fitted first"
+        found.append(Grant(True, f"Another training set, {old} images with their labels, and its {how}."))
     if record.text("hidden"):
         found.append(Grant(False, record.text("hidden")))
     if record.text("released_steps"):

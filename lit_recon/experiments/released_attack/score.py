@@ -72,11 +72,12 @@ class ReconnOutcome:
 
 
 def score_targets(
-    settings: ReconnSettings, split: InformedSplit, differences: Tensor, observed: Tensor
+    settings: ReconnSettings, split: InformedSplit, differences: Tensor, observed: Tensor, held: Tensor | None = None
 ) -> ReconnOutcome:
     """Attack, then compare with the truth, with the mean image, and with the nearest other images.
 
     The adversary learns from `differences` `(s, p)` of the shadow models, and observes those `(m, p)` of released ones.
+    Images that it holds are `held`, by default the fixed set and the shadow targets.
     """
     shadow, targets = split.shadow.pixels(), split.targets.pixels()
     labels, n_classes = split.shadow.labels, split.fixed.n_classes
@@ -91,10 +92,11 @@ def score_targets(
     asked = metrics_of(["mse", "rmse", "psnr", "ssim", lpips, classifier])
     reasons = {metric.measure.key: metric.unavailable() for metric in asked}
     available = [metric for metric in asked if not reasons[metric.measure.key]]
-    held = torch.cat([split.fixed.images, split.shadow.images])
+    pool = [part.images for part in (split.fixed, split.shadow, *split.others)]
+    held = torch.cat(pool[:2]) if held is None else held
     mean, nearest = MeanImage.from_images(held).query(targets), NearestPublic(held).query(targets)[1]
     scores = scores_with_baselines(found.images, mean, nearest, targets, available)
-    oracle = NearestNeighborOracle.measure(targets, torch.cat([held, *(part.images for part in split.others)]))
+    oracle = NearestNeighborOracle.measure(targets, torch.cat(pool))
     metrics: dict[str, Scalar] = {"n": len(targets), "n_batches": len(targets)}
     metrics |= with_deviations({**scores, "oracle_mse": oracle.nearest})
     for name, reason in reasons.items():

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from safetensors.torch import load_file
 
 from lit_recon.attacks.released import FirstLayerRidge
 from lit_recon.attacks.shadow import GradientDescent
@@ -30,6 +31,7 @@ from lit_recon.experiments.factors.settings import (
     check_base,
 )
 from lit_recon.experiments.released_attack.settings import RECONN, ReconnSettings, ShadowSettings
+from lit_recon.metrics import NearestPublic
 from lit_recon.reporting.record import read_metrics
 from lit_recon.reporting.run_folder import RunFolder
 
@@ -284,6 +286,24 @@ def test_who_needs_the_training_is_told_it_or_refused(tmp_path: Path) -> None:
     metrics = read_metrics(folder.metrics)
     assert metrics["rank_one_share"] > 0.99
     assert metrics["mse"] < 0.8 * metrics["baseline_mean_image_mse"]
+
+
+@pytest.mark.parametrize("n", [0, 30])
+def test_who_adapts_a_reconstructor_holds_the_images_of_both_sets(tmp_path: Path, n: int) -> None:
+    shadows = ShadowSettings(
+        split=InformedSplitSettings(20, 80, 6),
+        descent=GradientDescent(steps=10),
+        execution="batched_mlp",
+        cache=tmp_path,
+    )
+    adapted = Transfer(TransferSettings(n), ReconnSettings(), shadows, shadows.drawn())
+    folder = RunFolder.open(tmp_path / "run", "seed: 0")
+    adapted.run(folder)
+    held = torch.cat([adapted.split.fixed.images, adapted.old.fixed.images, adapted.old.shadow.images])
+    nearest = NearestPublic(held).query(adapted.split.targets.pixels())[1]
+    assert torch.equal(load_file(folder.reconstructions)["nearest_public"], nearest)
+    metrics = read_metrics(folder.metrics)
+    assert [metrics[key] for key in ("n_shadow", "n_fixed_before", "n_shadow_before")] == [n, 20, 80]
 
 
 def test_a_reconstructor_that_cannot_work_is_refused_before_training(

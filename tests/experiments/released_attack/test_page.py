@@ -59,6 +59,16 @@ def test_what_was_seen_of_the_model_is_named() -> None:
     assert part["Any of its weights."] is False
 
 
+def test_the_models_of_another_training_set_are_named() -> None:
+    before = "Another training set, 4 images with their labels, and its shadow models of 7 other images, to which the"
+    text = f"{before} attack was fitted first."
+    found = told({}, n_shadow=0, n_fixed_before=4, n_shadow_before=7)
+    assert found[text]
+    assert not found["Shadow models of this training set."]
+    assert not any("other images of the same shape" in one for one in found)
+    assert text not in told({}, n_shadow=2)
+
+
 def test_errors_stand_beside_the_distances_of_other_images() -> None:
     images = np.zeros((0, 1, 2, 2), dtype=np.float32)
     levels = {"oracle_mse": 0.01, "oracle_mse_percentile_1": 0.02, "baseline_mean_image_mse": 0.05}

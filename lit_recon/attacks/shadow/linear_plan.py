@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property, partial
@@ -16,7 +17,7 @@ from lit_recon.attacks.shadow.engine import Execution, full_batch_path
 from lit_recon.attacks.shadow.linear_response import LinearResponse, bytes_per_model, n_coordinates, respond
 from lit_recon.attacks.shadow.path_response import PathResponse, ResponseSettings
 from lit_recon.attacks.shadow.plan import ExactSample, ShadowPlan
-from lit_recon.attacks.shadow.sampled_response import respond_by_samples
+from lit_recon.attacks.shadow.sampled_response import n_samples, respond_by_samples
 from lit_recon.attacks.shadow.store import ShadowStore
 from lit_recon.attacks.shadow.training import GradientDescent, full_precision
 from lit_recon.data import ImageSet
@@ -203,8 +204,9 @@ class LinearPlan:
     def notes(self, folder: Path, n: int) -> tuple[str, ...]:
         linear, how = self.facts(folder, n)["n_linear"], f"All {n} shadow models were trained exactly"
         if linear:
-            some = min(self.response.hessian_images, len(self.fixed))
-            means = f"from {some} of the {len(self.fixed)} fixed images per step"
+            n_fixed = len(self.fixed)
+            some = math.ceil(n_fixed / n_samples(n_fixed, self.response.hessian_images))
+            means = f"from {some} of the {n_fixed} fixed images per step"
             how = f"{linear} of the {n} shadow models were made {means if self._samples else 'by linear response'}"
         return (f"{how}: {self.measured(folder).sentence}.",)
 

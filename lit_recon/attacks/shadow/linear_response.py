@@ -163,7 +163,8 @@ class LinearResponse:
         rank: leading directions of the fixed images that the Hessian of an MLP is projected to, all if there are fewer;
             with `steps`, of the fixed set's curvature.
         hessian_images: images of the fixed set that a step's Hessian is estimated on, or, for networks other than MLPs
-            without `steps`, the change of their gradient: twice the images take twice the time and half the error.
+            without `steps`, the most that the change of their gradient is: twice the images take twice the time and
+            half the error.
         steps: for networks other than MLPs: number of steps of the training at which gradients of own images are
             computed, see `PathResponse`; 0: at every step, with the change of the fixed set's gradient.
         sample: models that are also trained exactly, to measure the error.

@@ -40,7 +40,7 @@ def respond_by_samples(known: KnownTraining, path: Tensor, images: Tensor, label
         known: the training, by full batches.
         path: weights of the reference before each step, `(t, p)`.
         images, labels: of the shadow models, one each.
-        n_images: fixed images of a step; all if there are fewer.
+        n_images: most fixed images of a step.
     """
     known.check(path[0], images, labels)
     gradient: Callable[[Tensor, Tensor, Tensor], Tensor] = grad(partial(cross_entropy, known.network, reduction="sum"))
@@ -65,10 +65,15 @@ def respond_by_samples(known: KnownTraining, path: Tensor, images: Tensor, label
     return moved
 
 
+def n_samples(n: int, size: int) -> int:
+    """Samples, of nearly equal size and at most `size` images, that `n` images are divided into."""
+    return -(-n // size)
+
+
 def balanced_samples(labels: Tensor, size: int) -> Iterator[Tensor]:
-    """Positions `(about size,)` of images, without end: all once before one comes again, labels in equal shares."""
+    """Positions `(at most size,)` of images, without end: all once before one comes again, labels in equal shares."""
     n = len(labels)
-    parts, passes = max(1, n // size), 0
+    parts, passes = n_samples(n, size), 0
     while True:
         generator = seeded_generator(passes, "samples")
         shuffled = torch.randperm(n, generator=generator).to(labels.device)

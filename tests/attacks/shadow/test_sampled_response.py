@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from itertools import islice
 from pathlib import Path
 
@@ -83,11 +84,12 @@ def test_the_error_falls_with_the_images_of_a_step() -> None:
     assert found[2] < 0.8 * found[1]
 
 
-@pytest.mark.parametrize(("n", "size"), [(40, 10), (43, 10), (40, 100), (7, 1)])
+@pytest.mark.parametrize(("n", "size"), [(40, 10), (43, 10), (39, 20), (40, 100), (7, 1)])
 def test_every_image_comes_once_before_one_comes_again(n: int, size: int) -> None:
     labels = torch.randint(0, 4, (n,), generator=torch.Generator().manual_seed(0))
-    per_pass = max(1, n // size)
+    per_pass = math.ceil(n / size)
     samples = list(islice(balanced_samples(labels, size), 3 * per_pass))
+    assert max(map(len, samples)) <= size
     for start in range(0, len(samples), per_pass):
         some = torch.cat(samples[start : start + per_pass])
         assert torch.equal(some.sort().values, torch.arange(n))
@@ -155,3 +157,5 @@ def test_a_plan_of_a_convolutional_network_stores_what_it_responds(tmp_path: Pat
     torch.testing.assert_close(store.read(own_images), expected)
     assert plan.measured(tmp_path).median < 0.3
     assert "7 of the 7 shadow models were made from 20 of the 60 fixed images per step" in plan.notes(tmp_path, 7)[0]
+    plan = dataclasses.replace(plan, response=dataclasses.replace(plan.response, hessian_images=59))
+    assert "from 30 of the 60 fixed images per step" in plan.notes(tmp_path, 7)[0]

@@ -11,7 +11,7 @@ import logging
 import os
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import lit_recon._torchvision
@@ -19,6 +19,7 @@ import lit_recon._torchvision
 import torch
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from pytorch_lightning import Callback, Trainer
+from pytorch_lightning.accelerators import MPSAccelerator
 from pytorch_lightning.callbacks import Checkpoint
 from pytorch_lightning.loggers import Logger
 from pytorch_lightning.utilities import rank_zero_only
@@ -77,16 +78,17 @@ class Placement(NamedTuple):
     processes: int
 
 
-def check_trainer(settings: TrainerSettings, precision: Precision = "32-true") -> Placement:
+def check_trainer(settings: TrainerSettings, precision: Precision = "32-true", float64: bool = False) -> Placement:
     """Raise ConfigError for an accelerator, devices or precision that this machine does not have; changes nothing.
 
-    A processor without 16-bit arithmetic emulates it, dozens of times as slowly as in 32 bits.
+    A processor without 16-bit arithmetic emulates it, dozens of times as slowly as in 32 bits. For `float64`, see
+    `build_trainer`.
     """
     levels = [logger.level for logger in _LOGGERS]
     _silence_lightning()
     try:
         with warnings.catch_warnings(action="ignore"):
-            trainer = build_trainer(settings, loggers=[])
+            trainer = build_trainer(settings, loggers=[], float64=float64)
     finally:
         for logger, level in zip(_LOGGERS, levels, strict=True):
             logger.setLevel(level)
@@ -117,13 +119,22 @@ def build_trainer(
     max_epochs: int | None = None,
     validate_every: int = 1,
     precision: Precision = "32-true",
+    float64: bool = False,
 ) -> Trainer:
     """A Trainer, to run in a configured process, that writes checkpoints only where a callback does.
 
-    It validates every so many epochs.
+    It validates every so many epochs. With `float64`, for computations in 64 bits, a GPU that lacks them is refused,
+    and `auto` takes the CPU in its place.
 
     Raises as `check_trainer`.
     """
+    if float64 and settings.accelerator != "cpu" and MPSAccelerator.is_available():
+        if settings.accelerator != "auto":
+            raise ConfigError(
+                "shadow models are computed in 64 bits, which the GPU of an Apple machine lacks; got "
+                f"trainer.accelerator={settings.accelerator}: set trainer.accelerator to cpu"
+            )
+        settings = replace(settings, accelerator="cpu")
     devices, nodes = _processes(settings)
     try:
         return Trainer(

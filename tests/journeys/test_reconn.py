@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from lightning_fabric.accelerators import MPSAccelerator
 from safetensors import safe_open
 from safetensors.numpy import load_file
 from safetensors.torch import save_file
@@ -140,6 +141,32 @@ def test_two_processes_leave_the_stores_of_one(run: Path, train: Callable[..., A
     images = [(folder / "reconstructions.safetensors").read_bytes() for folder in (run, workplace / "runs" / "two")]
     assert images[0] == images[1]
     assert figures(workplace / "runs" / "two")["processes"] == 2
+
+
+@pytest.mark.parametrize("command", ["run", "factors", "rero", "membership", "shadows"])
+def test_a_gpu_without_64_bits_is_refused_before_anything_is_written(
+    command: str,
+    train: Callable[..., Any],
+    reconn: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(MPSAccelerator, "is_available", lambda: True)
+    arguments = [*SIZES, "--trainer.accelerator", "gpu"]
+    if command == "shadows":
+        ended = train(command, *arguments, "--store", tmp_path / "store")
+        code, out, err = ended.code, ended.out, ended.err
+    else:
+        more = {
+            "factors": ["--factors", '{"rate": {"setting": "descent.lr", "values": [0.1]}}'],
+            "rero": ["--prior.candidates", "[10]"],
+        }
+        code, out, err = reconn(
+            command, *arguments, *more.get(command, []), "--out", tmp_path / "run", "--wandb.mode", "disabled"
+        )
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "got trainer.accelerator=gpu: set trainer.accelerator to cpu" in err
+    assert not list(tmp_path.iterdir())
 
 
 def test_unknown_initial_weights_defeat_the_attack(run: Path, reconn: Callable[..., Any], workplace: Path) -> None:

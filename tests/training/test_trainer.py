@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from lightning_fabric.accelerators import MPSAccelerator
 
 from lit_recon import experiments
 from lit_recon.errors import ConfigError
@@ -62,6 +63,16 @@ def test_a_missing_device_is_a_setting_that_is_wrong() -> None:
         check_trainer(TrainerSettings(accelerator="gpu"))
     with pytest.raises(ConfigError, match="gpu"):
         build_trainer(TrainerSettings(accelerator="gpu"), [])
+
+
+def test_an_apple_gpu_does_not_compute_in_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MPSAccelerator, "is_available", lambda: True)
+    assert check_trainer(TrainerSettings()).device == "mps:0"
+    assert check_trainer(TrainerSettings(), float64=True) == Placement("cpu", 1)
+    for accelerator in ("gpu", "mps"):
+        with pytest.raises(ConfigError, match=f"accelerator={accelerator}: set trainer.accelerator to cpu"):
+            build_trainer(TrainerSettings(accelerator=accelerator), [], float64=True)
+    assert check_trainer(TrainerSettings(accelerator="cpu"), float64=True).device == "cpu"
 
 
 def test_alone_the_settings_count() -> None:

@@ -170,7 +170,7 @@ class Transfer:
     def run(self, folder: RunFolder) -> None:
         """Train the missing models, attack, and write the files of a run into an open folder."""
         started = time.perf_counter()
-        trainer, split = build_trainer(self.shadows.trainer, loggers=[]), self.split
+        trainer, split = build_trainer(self.shadows.trainer, loggers=[], float64=True), self.split
         device = str(trainer.strategy.root_device)
         plan = self.shadows.plan(split, device)
         owners = plan.for_purpose("released")

@@ -79,7 +79,7 @@ class FactorCellRun:
                 RunFolder.open(path, marked(yaml.safe_dump(whole, sort_keys=False), RECONN.name))
                 transfer.run(folder)
         split = drawn if transfer is None else transfer.split
-        plan = shadows.plan(split, check_trainer(shadows.trainer).device)
+        plan = shadows.plan(split, check_trainer(shadows.trainer, float64=True).device)
         Measures(self.study, base.access, plan, split, drawn.shadow, folder).take(cell.measures)
         return metrics_in_words(path, _SHOWN)
 
@@ -119,9 +119,11 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     folder, grid, splits = call.folder, FactorGrid(factors, call.own), Splits()
     runs = [FactorCellRun(factors, cell) for cell in grid.part(factors.only)]
     study = StudyRunner([run.piece for run in runs], folder.path)
-    for run, piece in zip(runs, study.pieces, strict=True):
-        if not study.is_done(piece):
-            run.check(splits)
+    missing = [run for run, piece in zip(runs, study.pieces, strict=True) if not study.is_done(piece)]
+    if missing and cluster.cluster is None:
+        check_trainer(shadows.trainer, float64=True)
+    for run in missing:
+        run.check(splits)
     grows = ("factors", "only", "seeds", "cache", "shard_size")
     study.open(call.config, base.overwrite, grows)
     write_text(folder.factors, json.dumps(grid.description, indent=2) + "\n")

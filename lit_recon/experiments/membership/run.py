@@ -45,7 +45,7 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     split = shadows.drawn()
     games = MembershipGames.draw(split.targets, shadows.split.seed)
     settings.check_games(games.bits.tolist())
-    trainer = build_trainer(shadows.trainer, loggers=[])
+    trainer = build_trainer(shadows.trainer, loggers=[], float64=True)
     device = str(trainer.strategy.root_device)
     plan = shadows.plan(split, device)
     plans = {kind: dataclasses.replace(plan, initialization=kind) for kind in get_args(Initialization)}

@@ -42,7 +42,7 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
         most = shadows.split.shadow
         raise ConfigError(f"curve must hold numbers of shadow models from 2 to split.shadow={most}; got {outside}")
     split = shadows.drawn()
-    trainer = build_trainer(shadows.trainer, loggers=[])
+    trainer = build_trainer(shadows.trainer, loggers=[], float64=True)
     device = str(trainer.strategy.root_device)
     plan = shadows.plan(split, device)
     seen, released = settings.access.describe(plan.network, split.shadow), None

@@ -37,7 +37,7 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     configure_process(shadows.trainer)
     settings.check_shadows(shadows)
     cluster.check(arguments.prog, shadows.trainer)
-    trainer = build_trainer(shadows.trainer, loggers=[])
+    trainer = build_trainer(shadows.trainer, loggers=[], float64=True)
     split, cells = shadows.drawn(), rero_cells(settings.budget, call.own)
     planned = [cell.shadows() for cell in cells]
     for cell, each in zip(cells, planned, strict=True):

@@ -28,7 +28,7 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     settings = settings_of(ShadowSettings, instantiated(arguments, values))
     configure_process(settings.trainer)
     split = settings.drawn()
-    trainer = build_trainer(settings.trainer, loggers=[])
+    trainer = build_trainer(settings.trainer, loggers=[], float64=True)
     plan = settings.shadow_models(settings.plan(split, str(trainer.strategy.root_device)), split)
     folder = store_folder(settings, plan, split.shadow)
     if is_first_process():

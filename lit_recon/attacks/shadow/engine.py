@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lit_recon.attacks.shadow.engines.batched_mlp import chunk_size, fits_batched_mlp, train_batched_mlp, train_without
-from lit_recon.attacks.shadow.engines.general import clipped_sums, train_loop, train_vmap
+from lit_recon.attacks.shadow.engines.general import clipped_sums, models_at_a_time, train_loop, train_vmap
 from lit_recon.attacks.shadow.steps import Batches, Descent
 from lit_recon.attacks.shadow.training import KnownTraining, add_gradient, flat_weights, full_precision, unflatten
 from lit_recon.errors import ShapeError
@@ -137,7 +137,7 @@ def fastest_execution(known: KnownTraining, initial: Tensor) -> Execution:
     steps = _STEPS if known.descent.batch_size is None else _MINI_BATCHES
     shorter = dataclasses.replace(known.descent, steps=steps, epochs=None, snapshots=())
     few = dataclasses.replace(known, descent=shorter)
-    sizes: dict[Execution, int] = {"vmap": min(8, len(known.images)), "loop": 1}
+    sizes: dict[Execution, int] = {"vmap": min(models_at_a_time(known, initial), len(known.images)), "loop": 1}
     if fits_batched_mlp(known.network):
         sizes["batched_mlp"] = min(chunk_size(known), len(known.images))
     measured = {}

@@ -20,9 +20,10 @@ from lit_recon.attacks.shadow import (
 )
 from lit_recon.attacks.shadow import plan as plans
 from lit_recon.attacks.shadow.engines import batched_mlp as by_hand
+from lit_recon.attacks.shadow.engines import general
 from lit_recon.attacks.shadow.engines import pixels as products
 from lit_recon.attacks.shadow.engines.batched_mlp import chunk_size, train_batched_mlp
-from lit_recon.attacks.shadow.engines.general import train_vmap
+from lit_recon.attacks.shadow.engines.general import models_at_a_time, train_vmap
 from lit_recon.attacks.shadow.training import flat_weights, unflatten
 from lit_recon.data import ImageSet
 from lit_recon.errors import ConfigError, ShapeError, UnsupportedModelError
@@ -172,8 +173,38 @@ def test_the_fastest_way_is_the_one_that_was_measured_fastest(monkeypatch: pytes
         return {"batched_mlp": 3.0, "vmap": 1.0, "loop": 0.4}[arguments[-1]]
 
     monkeypatch.setattr(engine, "_seconds", seconds)
-    assert fastest_execution(known, start) == "vmap"  # 1/8 of a second per model, against 3/12 and 0.4
-    assert set(seen) == {("batched_mlp", 12), ("vmap", 8), ("loop", 1)}
+    assert fastest_execution(known, start) == "vmap"  # 1/12 of a second per model, against 3/12 and 0.4
+    assert set(seen) == {("batched_mlp", 12), ("vmap", 12), ("loop", 1)}
+
+
+@pytest.mark.parametrize(("batch_size", "images"), [(None, 6), (2, 2)])
+def test_models_are_timed_and_trained_as_many_at_a_time_as_fit(
+    monkeypatch: pytest.MonkeyPatch, batch_size: int | None, images: int
+) -> None:
+    from lit_recon.attacks.shadow import engine
+
+    network = ReleasedMLP((1, 5, 5), 4, [6], "tanh")
+    descent = GradientDescent(steps=1, batch_size=batch_size, order="known")
+    fixed = random_images(6, 0)
+    known, start = KnownTraining(network, fixed.pixels(), fixed.labels, descent), initial_weights(network)
+    # inputs, outputs of the hidden layer for tanh and for the product, two kinds of logits, the label
+    per_image = 4 * (25 + 6 + 6 + 4 + 4) + 8
+    assert general._saved_bytes(known, start, 2) - general._saved_bytes(known, start, 1) == per_image
+    assert models_at_a_time(known, start) == 32
+    monkeypatch.setattr(general, "_STEP_BYTES", 3 * images * per_image)
+    assert models_at_a_time(known, start) == models_at_a_time(known, start.expand(6, -1)) == 3
+    sizes: list[int] = []
+    descended = general.Descent
+    monkeypatch.setattr(general, "Descent", lambda how, own: sizes.append(len(own[0])) or descended(how, own))
+    monkeypatch.setattr(engine, "_seconds", lambda run: float(run().sum() * 0 + 1))
+    generators = [torch.Generator()] if batch_size else None
+    train_vmap(known, start, known.images[:5], known.labels[:5], generators)
+    assert sizes == [3, 2]
+    sizes.clear()
+    fastest_execution(known, start)
+    assert set(sizes) == {3}
+    monkeypatch.setattr(general, "_STEP_BYTES", 1)
+    assert models_at_a_time(known, start) == 1
 
 
 def test_divergence_and_misfits_are_refused(shadows: ImageSet) -> None:

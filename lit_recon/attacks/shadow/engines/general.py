@@ -19,6 +19,33 @@ from lit_recon.records import Batch, Differentiable, Update
 
 #: Memory in bytes of the gradients of single images that are computed at a time.
 _PIECE_BYTES = 64 * 2**20
+#: Models that are trained at a time: at most so many, whose backward passes need so many bytes in all. The peak of a
+#: convolutional network's step on 1,000 images is twice as high.
+_MODELS, _STEP_BYTES = 32, 2 * 2**30
+
+
+def models_at_a_time(known: KnownTraining, initial: Tensor) -> int:
+    """Models that `train_vmap` trains at a time: fewer where the activations of a step take much memory."""
+    descent, weights = known.descent, initial[0] if initial.dim() == 2 else initial
+    if descent.dp is not None and descent.batch_size is None:
+        return _MODELS  # `clipped_sums` bounds the images
+    of_one, of_two = (_saved_bytes(known, weights, n) for n in (1, 2))
+    images = descent.batch_size or len(known.images)
+    return max(1, min(_MODELS, _STEP_BYTES // max(1, images * (of_two - of_one))))
+
+
+def _saved_bytes(known: KnownTraining, weights: Tensor, n: int) -> int:
+    """Bytes that the backward pass of a model needs of `n` images, and of its weights."""
+    saved: list[int] = []
+
+    def pack(value: Tensor) -> Tensor:
+        saved.append(value.nbytes)
+        return value
+
+    images, labels = known.images[:1].expand(n, -1, -1, -1), known.labels[:1].expand(n)
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value):
+        cross_entropy(known.network, weights.clone().requires_grad_(), images, labels)
+    return sum(saved)
 
 
 def train_vmap(
@@ -27,10 +54,11 @@ def train_vmap(
     images: Tensor,
     labels: Tensor,
     generators: Sequence[torch.Generator] | None = None,
-    chunk: int = 32,
+    chunk: int | None = None,
 ) -> Tensor:
-    """Train `chunk` models at a time; arguments, result and errors as for `train_models`."""
+    """Train `chunk` models at a time, by default `models_at_a_time`; see `train_models` for all else."""
     known.check(initial, images, labels, generators)
+    chunk = chunk or models_at_a_time(known, initial)
     network, n, mechanism = known.network, len(known.images), mechanism_of(known)
     gradient = mean_loss_gradient(known)
     batches, kept, trained = Batches(known, generators), known.kept_steps, []

@@ -24,9 +24,11 @@ _ONE_BY_ONE = 10
 
 
 def models_per_file(wanted: int, n: int, processes: int, execution: str) -> int:
-    """At most `wanted` of `n` models, so that each process has a file to train and a killed run loses little."""
-    share = -(-n // processes)
-    return max(1, min(wanted, share, _ONE_BY_ONE if execution == "loop" else wanted))
+    """At most `wanted`. Fewer of `n` that are trained one by one: every process has some, and a killed run loses few.
+
+    Those trained together are rounded together, so that their files do not depend on the number of processes.
+    """
+    return max(1, min(wanted, _ONE_BY_ONE, -(-n // processes))) if execution == "loop" else wanted
 
 
 class ShadowModule(LightningModule):
@@ -122,8 +124,7 @@ def train_store(
         )
         if trainer.is_global_zero:
             if known is None:
-                size = models_per_file(shard_size, len(images), trainer.world_size, "linear")
-                ShadowStore.create(folder, plan.description, exact.execution, size)
+                ShadowStore.create(folder, plan.description, exact.execution, shard_size)
             sample.measure()
         trainer.strategy.barrier("the error is measured")
         sample.check()

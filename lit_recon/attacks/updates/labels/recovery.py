@@ -90,7 +90,7 @@ class IDLG(LabelRecovery):
     The head's bias gradient is p - e_y: negative at the label only. The row c of its weight gradient is (p - e_y)_c
     times the head's input, and the entries of p - e_y sum to zero; hence with three classes or more the label's row
     is the longest, for inputs of any sign, and with two classes after a ReLU, or after Adam, it is the negative one.
-    Rows tell where the head has no bias, or none of its entries was sent.
+    Rows tell where the head has no bias, or the label's entry of it was not sent: none is then clearly negative.
 
     Source: [Zhao2020], whose rule (inner products of rows, or signs) is restated by norms.
     """
@@ -113,12 +113,17 @@ class IDLG(LabelRecovery):
 
     def recover(self, observation: Observation) -> tuple[Tensor, tuple[str, ...]]:
         weight, bias = find_head(observation, "IDLG")
-        rows, entries = observation.update[weight], None if bias is None else observation.update[bias]
-        if entries is not None and entries.any():
+        rows = observation.update[weight]
+        entries = rows.new_zeros(len(rows)) if bias is None else observation.update[bias]
+        # the label's entry is minus the sum of the others, of which one is enough with two classes
+        if entries.any() and (observation.n_classes == 2 or entries.max() < -2 * entries.min()):
             return entries.argmin().view(1), ()
-        label = rows.norm(dim=1).argmax() if _row_norms_tell(observation) else rows.sum(dim=1).argmin()
-        silent = () if rows.any() else ("labels: the head's gradient is zero, so the label is a guess",)
-        return label.view(1), silent
+        guess = ("labels: the gradient of the head does not tell the label, which is a guess",)
+        if not rows.any():
+            return entries.argmin().view(1), guess
+        if _row_norms_tell(observation):
+            return rows.norm(dim=1).argmax().view(1), ()
+        return rows.sum(dim=1).argmin().view(1), guess if (probe_inputs(observation) < 0).any() else ()
 
 
 def _row_norms_tell(observation: Observation) -> bool:

@@ -194,6 +194,35 @@ def test_rows_tell_one_label_where_the_bias_was_not_sent(
         assert recovery(without_bias_entries(observe(model, [label], seed=label))) == (torch.tensor([label]), ())
 
 
+@pytest.mark.parametrize("recovery", [IDLG(), HeadCounts()])
+@pytest.mark.parametrize("activation", [nn.ReLU(), nn.Tanh()])
+@pytest.mark.parametrize("n_classes", [2, 5])
+def test_rows_tell_one_label_whose_bias_entry_was_not_sent(
+    recovery: LabelRecovery, activation: nn.Module, n_classes: int
+) -> None:
+    """The other entries are positive, or hidden, too; with two classes, the other tells."""
+    torch.manual_seed(0)
+    model = Perceptron(n_classes, activation)
+    for label in range(n_classes):
+        seen = observe(model, [label], seed=label)
+        for hidden in ([label], [label, (label + 1) % 5][: n_classes - 1], [label, (label - 1) % 5][: n_classes - 1]):
+            bias = seen.update["layers.3.bias"].clone()
+            bias[hidden] = 0.0
+            found, notes = recovery(replace(seen, update={**seen.update, "layers.3.bias": bias}))
+            assert (found.tolist(), notes) == ([label], ())
+
+
+@pytest.mark.parametrize(("adam", "activation"), [(1, nn.Tanh()), (0, nn.ReLU())])
+def test_a_label_of_which_nothing_is_left_is_called_a_guess(adam: int, activation: nn.Module) -> None:
+    """After Adam, the rows of inputs of any sign tell nothing; with one step of SGD, they are hidden here."""
+    seen = observe(Perceptron(5, activation), [3], adam=adam)
+    bias, rows = seen.update["layers.3.bias"].clone(), seen.update["layers.3.weight"]
+    bias[3] = 0.0
+    left = {"layers.3.bias": bias, "layers.3.weight": rows if adam else torch.zeros_like(rows)}
+    _, notes = IDLG()(replace(seen, update={**seen.update, **left}))
+    assert notes == ("labels: the gradient of the head does not tell the label, which is a guess",)
+
+
 def test_one_label_without_bias_entries_or_sign_is_refused_before_the_attack() -> None:
     seen = observe(Perceptron(2, nn.Tanh()), [1])
     IDLG().check(seen)

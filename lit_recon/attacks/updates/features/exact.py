@@ -71,17 +71,15 @@ class UnrolledTraining:
     @property
     def rounding(self) -> float:
         """Relative rounding error of a difference of float32 weights; larger for smaller steps."""
-        moved = {"weight": self.seen.weight_gradient, "head": self.seen.head_gradient}
-        if self.rule.release != "difference":
-            moved = {name: change * (self.rates[name] * self.rule.path) for name, change in moved.items()}
+        gradients = {"weight": self.seen.weight_gradient, "head": self.seen.head_gradient}
+        moved = {name: value * (self.rates[name] * self.rule.path) for name, value in gradients.items()}
         before = {"weight": self.seen.weight, "head": self.seen.head_weight}
         return sum(_UNIT_ROUNDOFF * float(before[name].norm() / change.norm()) for name, change in moved.items())
 
     def residuals(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Squared relative residuals of head and layer, up to the update's scale, for features `(n, r)`."""
-        update = self._moved(features, labels)
-        if self.rule.release != "difference":
-            update = {name: update[name] / self.rates[name] for name in self.observed}
+        moved = self._moved(features, labels)
+        update = {name: moved[name] / self.rates[name] for name in self.observed}
         norms = {name: observed.square().sum() for name, observed in self.observed.items()}
         inner = sum((update[name] * self.observed[name]).sum() / norm for name, norm in norms.items())
         scale = inner / sum(update[name].square().sum() / norm for name, norm in norms.items())

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_recon.attacks.updates.features.activations import Activation, activation_of
-from lit_recon.attacks.updates.labels.head import exact, require_cross_entropy
+from lit_recon.attacks.updates.labels.head import exact, mean_gradient, require_cross_entropy
 from lit_recon.attacks.updates.noise import singular_values
 from lit_recon.errors import ShapeError, ThreatModelError, UnsupportedModelError
 from lit_recon.models import WideFeatureLayer
@@ -118,7 +118,7 @@ def layer_gradient(observation: Observation) -> LayerGradient:
             f"{type(observation.model).__name__} has no parameter 'head.weight': keep the head in the shared model"
         )
     blocks = [name for name in ("trained", "random") if getattr(layer, name) is not None]
-    public, released = observation.parameters, observation.update
+    public, released = observation.parameters, mean_gradient(observation.update, observation)
 
     def stacked(source: dict[str, Tensor], part: str) -> Tensor:
         return torch.cat([exact(source[f"feature_layer.{block}.{part}"]) for block in blocks])

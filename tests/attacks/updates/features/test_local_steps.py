@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from lit_recon.attacks.updates.features.exact import ExactRecovery, UnrolledTraining
 from lit_recon.attacks.updates.features.layer import layer_gradient
+from lit_recon.attacks.updates.features.moments import MomentRecovery
 from lit_recon.clients import Client, LocalSteps, SecureAggregation
 from lit_recon.metrics import feature_cosines
 from lit_recon.models import MLP, Backbone, WideFeatureLayer
@@ -28,6 +29,8 @@ def observed(
     release: Literal["gradient", "difference"] = "gradient",
     batches: int = 1,
     n_clients: int = 1,
+    steps: int = 3,
+    head_rate: float = 0.02,
 ) -> tuple[Observation, Tensor]:
     torch.manual_seed(0)
     layer = WideFeatureLayer(24, 512, 64, activation)
@@ -36,10 +39,10 @@ def observed(
     if double:
         model, images = model.double(), images.double()
     layer.set_center(model.features(images.flip(3)).detach())
-    rates = {"trunk": trunk_rate, "head": 0.02}
+    rates = {"trunk": trunk_rate, "head": head_rate}
 
     def rule(public: nn.Module, mode: BatchNormMode, _: Loss) -> ForwardOperator:
-        own = LocalSteps(public, 3, 0.05, 0.5, rates, batches, release, batch_norm=mode)
+        own = LocalSteps(public, steps, 0.05, 0.5, rates, batches, release, batch_norm=mode)
         return own if n_clients == 1 else SecureAggregation(own, n_clients)
 
     client = Client(model.eval(), rule=rule)
@@ -72,6 +75,20 @@ def test_unrolling_recovers_features(activation: Literal["relu", "gelu"]) -> Non
     # single-precision weight differences leave 1e-9; taken for a gradient, the update leaves 1e-6 to 1e-4
     assert worst < 1e-7
     assert worst < 0.1 * (1 - float(feature_cosines(one_step.features, truth).min()))
+
+
+@pytest.mark.parametrize("head_rate", [0.002, 2.0])
+def test_a_difference_of_weights_tells_the_same_whatever_the_rates_of_its_layers(head_rate: float) -> None:
+    both: list[Literal["gradient", "difference"]] = ["gradient", "difference"]
+    for recovery in (ExactRecovery(("moments",)), MomentRecovery()):
+        gradient, difference = (
+            recovery(observed("gelu", double=True, release=one, steps=1, head_rate=head_rate)[0]) for one in both
+        )
+        torch.testing.assert_close(difference.features, gradient.features, rtol=0.0, atol=1e-6)
+        if gradient.labels is not None:
+            assert difference.labels is not None
+            assert difference.labels.tolist() == gradient.labels.tolist()
+        assert difference.exact == gradient.exact
 
 
 def test_a_moving_trunk_is_not_called_exact() -> None:

@@ -22,6 +22,8 @@ from lit_recon.attacks.updates.linear_layer.first_layer import (
     to_inputs,
     to_pixels,
 )
+from lit_recon.clients import LocalSteps
+from lit_recon.clients.aggregate import one_client
 from lit_recon.errors import ThreatModelError
 from lit_recon.models.classifiers.imprint import ImprintBlock, find_imprint
 from lit_recon.records import Observation, Reconstruction
@@ -84,7 +86,7 @@ class RobbingTheFed(LabelledAttack):
         labels, misfit = layer.assign_labels(images, labels, signatures, evidence)
         loss = relative_residual(images, labels, seen)
         alone = int((misfit < EXPLAINED).sum())
-        notes = (*notes, *_notes(len(hits.bins), len(bins), alone, len(edges) - 1, seen.n_examples))
+        notes = (*notes, *_notes(len(hits.bins), len(bins), alone, len(edges) - 1, seen))
         return Reconstruction(images.to(seen.like), labels, loss, notes=notes)
 
 
@@ -174,9 +176,11 @@ def _one_each(images: Tensor, bins: Tensor, n: int) -> list[int]:
     return kept[:n]
 
 
-def _notes(found: int, kept: int, alone: int, n_bins: int, n: int) -> tuple[str, ...]:
+def _notes(found: int, kept: int, alone: int, n_bins: int, seen: Observation) -> tuple[str, ...]:
+    n, (rule, _) = seen.n_examples, one_client(seen.operator)
     notes = [f"imprint: {found} of {n_bins} bins hit by {n} images"]
-    if n_bins > 1 and kept <= n:
+    # an image that moves between bins during local steps hits several
+    if n_bins > 1 and found <= n and not (isinstance(rule, LocalSteps) and rule.steps > 1):
         notes.append(f"imprint: at least {max(0, 2 * kept - n)} and at most {kept} images are alone in their bin")
     notes.append(f"imprint: {alone} decoded images explain their part of the gradient alone")
     if found > kept:

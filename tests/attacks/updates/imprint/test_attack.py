@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lit_recon.attacks.updates import HeadCounts, JointLabels, KnownLabels, RobbingTheFed
 from lit_recon.attacks.updates.imprint.rows import separate_rows, step_rows
-from lit_recon.clients import Client, ClientSettings
+from lit_recon.clients import Client, ClientSettings, LocalTraining
 from lit_recon.defenses import (
     Defense,
     GaussianNoise,
@@ -204,6 +204,16 @@ def test_an_image_that_spreads_over_two_bins_is_returned_once(
     result = RobbingTheFed(KnownLabels())(seen)
     assert (psnr(result, images)[0] > 50).all()
     assert "1 hits left out" in result.notes[-1]
+    assert not any("alone in their bin" in note for note in result.notes)
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_images_alone_in_their_bins_are_counted_only_where_none_moves(
+    steps: int, server: Callable[..., Backbone], photographs: Tensor
+) -> None:
+    client = ClientSettings(local_steps=LocalTraining(steps=steps, lr=0.01)).client(server(photographs[100:]), None)
+    result = RobbingTheFed(KnownLabels())(client.observe(photographs[:3], labels_of(3), Knowledge(labels=True)))
+    assert any("alone in their bin" in note for note in result.notes) == (steps == 1)
 
 
 def test_labels_are_counted_where_they_are_hidden(server: Callable[..., Backbone], photographs: Tensor) -> None:

@@ -228,6 +228,10 @@ class GradientMatching(FurtherStarts):
         progress = state.step / self.steps
         if progress >= self.parametrization.narrows_at:
             state.narrow()
+            begins = (state.step - 1) / self.steps < self.parametrization.narrows_at
+            for i in state.going if begins and self.solver.line_search else ():
+                # its history would go on moving variables that have no gradient any more
+                state.problems[i].move(state.problems[i].variables)
         if progress >= self.parametrization.refines_at:
             for problem in (state.problems[i] for i in state.going):
                 penalty = problem.feature_penalty

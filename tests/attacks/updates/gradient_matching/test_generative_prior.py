@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from lit_recon.attacks.updates import (
+    LBFGS,
     Adam,
     GenerativePrior,
     GlobalCosine,
@@ -87,6 +88,18 @@ def test_latents_move_first_then_weights_of_the_best_restart_alone(checkpoint: P
     [result] = attacking.result(state)
     assert result.loss == state.problems[best].best_matching
     assert torch.equal(result.images, state.problems[best].best_images)  # type: ignore[arg-type]  # there is one
+
+
+def test_latents_stay_where_they_are_under_a_quasi_newton_solver(checkpoint: Path, observe: Observe) -> None:
+    """Its history of the latents' iterations would go on moving them."""
+    prior = GenerativePrior(checkpoint, latent_share=SHARE)
+    attacking = GradientMatching(parametrization=prior, solver=LBFGS(inner=5), labels=KnownLabels(), steps=STEPS)
+    state = attacking.init([observe()])
+    while state.step < STEPS:
+        before = snapshot(state.problems[0].variables)
+        attacking.advance(state)
+        expected = {"latents"} if state.step <= SHARE * STEPS else {"weights"}
+        assert moved(before, state.problems[0].variables) == expected
 
 
 def test_weights_differ_between_images_only_in_copies(checkpoint: Path, observe: Observe) -> None:

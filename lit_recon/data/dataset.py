@@ -125,10 +125,11 @@ class ImageSet:
         return f"ImageSet({self.name!r}, {len(self)} images {self.image_shape}, {self.n_classes} classes)"
 
 
-def fingerprints(images: ImageSet) -> Tensor:
-    """Hashes `(N,)`, int64, of the shape and pixels of every image; labels do not count."""
-    shape = repr(images.image_shape).encode()
-    rows = images.images.flatten(1).contiguous().numpy()
+def fingerprints(images: ImageSet | Tensor) -> Tensor:
+    """Hashes `(N,)`, int64, of the shape and bytes `(N, c, h, w)` of every image; labels do not count."""
+    pixels = images.images if isinstance(images, ImageSet) else images
+    shape = repr(tuple(pixels.shape[1:])).encode()
+    rows = pixels.flatten(1).contiguous().numpy()
     digests = (hashlib.blake2b(row.tobytes(), digest_size=8, key=shape).digest() for row in rows)
     return torch.tensor([int.from_bytes(digest, "little", signed=True) for digest in digests], dtype=torch.int64)
 

@@ -19,7 +19,7 @@ from lit_recon.data.dataset import seeded_generator
 from lit_recon.data.splits import VictimBatch
 from lit_recon.defenses import Defense
 from lit_recon.errors import ConfigError, ShapeError
-from lit_recon.experiments.update_attack.score import AttackResult, run_facts
+from lit_recon.experiments.update_attack.score import AttackResult, refuse_training_images, run_facts
 from lit_recon.metrics import DEFAULT_METRICS, Metric, metrics_of
 from lit_recon.metrics.registry import unit_images
 from lit_recon.modules.attack_state import finished_batches, run_attack
@@ -63,7 +63,8 @@ def evaluate(
         Images, scores with intervals, and baselines; print it, or write a run folder by its `save`.
 
     Raises:
-        LitReconError: the attack, the client, the images and the metrics do not fit together.
+        LitReconError: the attack, the client, the images and the metrics do not fit together, or a generator of the
+            attack was trained on one of the images.
     """
     chosen, knowledge = metrics_of(metrics), knowledge or Knowledge()
     targets = unit_images(images).float()
@@ -76,6 +77,9 @@ def evaluate(
     if public is not None and public.shape[1:] != targets.shape[1:]:
         shapes = tuple(targets.shape[1:]), tuple(public.shape[1:])
         raise ShapeError(f"public images must have the shape of the targets, {shapes[0]}; got {shapes[1]}")
+    # generators are trained on bytes, which are known again as floats
+    pixels, remedy = (255 * targets).round().byte().cpu(), "train a generator on other images, or attack others"
+    refuse_training_images(attack, pixels, torch.arange(len(targets)), "those given", remedy)
     client = client if device is None else client.to(device)
     where = next(iter(client.model.parameters())).device
     positions = torch.arange(len(targets)).split(batch_size)

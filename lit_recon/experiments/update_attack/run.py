@@ -7,12 +7,16 @@ from jsonargparse import ArgumentParser, Namespace
 from torch import nn
 
 from lit_recon.attacks.base import Attack
-from lit_recon.data.dataset import fingerprints
-from lit_recon.errors import ConfigError
 from lit_recon.experiments.call import Call
 from lit_recon.experiments.configuration import SAME_RUN, allow_class_path, settings_parser
 from lit_recon.experiments.settings import AttackSettings
-from lit_recon.experiments.update_attack.score import BOUNDS, AttackResult, all_scored, run_facts
+from lit_recon.experiments.update_attack.score import (
+    BOUNDS,
+    AttackResult,
+    all_scored,
+    refuse_training_images,
+    run_facts,
+)
 from lit_recon.experiments.victim_model import VictimModel, find_target
 from lit_recon.metrics import PerceptualDistance, metrics_of
 from lit_recon.modules.attack_state import run_identity
@@ -28,14 +32,8 @@ from lit_recon.training.trainer import build_trainer, check_trainer, configure_p
 def refuse_known_victims(attack: Attack, victims: VictimDataModule) -> None:
     """Refuse an attack one of whose own models lists a target image among its training images, by a ConfigError."""
     ids = torch.cat(victims.batches)
-    for checkpoint, seen in attack.training_images.items():
-        known = ids[torch.isin(fingerprints(victims.test.subset(ids)), seen)]
-        if len(known):
-            raise ConfigError(
-                f"{checkpoint} was trained on {len(known)} of the {len(ids)} victims (image {int(known[0])} of "
-                f"{victims.test.name} is one), so it may return memorized images: train a generator on the "
-                "public images of the same split, or choose other victims by victims.seed"
-            )
+    remedy = "train a generator on the public images of the same split, or choose other victims by victims.seed"
+    refuse_training_images(attack, victims.test.images[ids], ids, victims.test.name, remedy)
 
 
 def copies_notes(victims: VictimDataModule) -> list[str]:

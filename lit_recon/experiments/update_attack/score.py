@@ -12,7 +12,10 @@ import torch
 import yaml
 from torch import Tensor
 
+from lit_recon.attacks.base import Attack
 from lit_recon.data.batches import VictimBatches
+from lit_recon.data.dataset import fingerprints
+from lit_recon.errors import ConfigError
 from lit_recon.measures import Measure
 from lit_recon.metrics.aggregate import recorded_error
 from lit_recon.metrics.scores import certified_entries
@@ -37,6 +40,20 @@ from lit_recon.reporting.writing import (
 #: Bounds of a client: for unbiased attacks, with independent pixels, and with pixels as in public images.
 BOUNDS = ("bound_rmse", "bound_independent_rmse", "bound_public_rmse")
 _BASELINES = {"mean_image": "mean public image", "nearest_public": "nearest public image"}
+
+
+def refuse_training_images(attack: Attack, pixels: Tensor, numbers: Tensor, source: str, remedy: str) -> None:
+    """Refuse an attack one of whose own models lists a target image among its training images, by a ConfigError.
+
+    Targets are bytes `(n, c, h, w)`; `numbers` `(n,)` are those of the images in their `source`.
+    """
+    for checkpoint, seen in attack.training_images.items():
+        known = numbers[torch.isin(fingerprints(pixels), seen)]
+        if len(known):
+            raise ConfigError(
+                f"{checkpoint} was trained on {len(known)} of the {len(numbers)} victims (image {int(known[0])} of "
+                f"{source} is one), so it may return memorized images: {remedy}"
+            )
 
 
 class Mean(NamedTuple):

@@ -18,8 +18,9 @@ from torch import Tensor
 
 import lit_recon
 from lit_recon.attacks.base import Attack
-from lit_recon.attacks.updates import GradientMatching, KnownLabels, TotalVariation
+from lit_recon.attacks.updates import GenerativePrior, GradientMatching, KnownLabels, TotalVariation
 from lit_recon.clients import Client, ClientSettings, LocalTraining
+from lit_recon.data.dataset import fingerprints
 from lit_recon.defenses import GaussianNoise
 from lit_recon.errors import ConfigError, LitReconError, RunExistsError, ShapeError
 from lit_recon.experiments.configuration import instantiated
@@ -27,6 +28,7 @@ from lit_recon.experiments.update_attack.evaluate import evaluate
 from lit_recon.experiments.update_attack.run import parser
 from lit_recon.metrics import PerceptualDistance, rmse
 from lit_recon.models import MLP, Backbone
+from lit_recon.models.generative.generator import ConvGenerator, GeneratorCheckpoint, save_generator
 from lit_recon.records import Knowledge, Normalization, Observation, Reconstruction
 
 SHAPE = (1, 8, 8)
@@ -217,6 +219,19 @@ def test_what_does_not_fit_is_refused_before_the_attack(
     with pytest.raises(error, match=complaint):
         evaluate(unused, Client(model), **arguments)  # type: ignore[arg-type]
     assert len(unused.batches) == 2
+
+
+@pytest.mark.parametrize("as_floats", [False, True])
+def test_a_generator_that_was_trained_on_a_target_is_refused(as_floats: bool, model: Backbone, tmp_path: Path) -> None:
+    pixels = torch.randint(0, 256, (4, *SHAPE), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    images, labels, path = pixels.float() / 255 if as_floats else pixels, torch.arange(4), tmp_path / "generator"
+    for seen, others in ((pixels[[2]], images[[0, 1, 3]]), (255 - pixels, images)):
+        save_generator(path, GeneratorCheckpoint(ConvGenerator(SHAPE, 4, 4), "made up", "", fingerprints(seen), 1))
+        attack = GradientMatching(parametrization=GenerativePrior(path), steps=1)
+        assert evaluate(attack, Client(model), others, labels[: len(others)], METRICS).record["n"] == len(others)
+        if len(others) < len(images):
+            with pytest.raises(ConfigError, match=r"trained on 1 of the 4 victims \(image 2 of those given is one\)"):
+                evaluate(attack, Client(model), images, labels, METRICS)
 
 
 def test_the_package_offers_its_public_names() -> None:

@@ -13,7 +13,14 @@ import torch
 from timm.layers import BatchNormAct2d
 from torch import Tensor, nn
 
-from lit_recon.attacks.updates import AnalyticInversion, FirstApplicable, GradientMatching, KnownLabels, SquaredError
+from lit_recon.attacks.updates import (
+    AnalyticInversion,
+    FirstApplicable,
+    GradientMatching,
+    HeadCounts,
+    KnownLabels,
+    SquaredError,
+)
 from lit_recon.clients import Client, ClientSettings, GradientOperator, LocalSteps, LocalTraining, SecureAggregation
 from lit_recon.clients.gradient import checked_loss
 from lit_recon.defenses import DPSGD, GradientPruning, MixUp
@@ -251,10 +258,12 @@ def test_the_default_loss_as_an_object_is_the_default_loss(batch: tuple[Tensor, 
 
 def test_gradient_matching_needs_no_cross_entropy(batch: tuple[Tensor, Tensor]) -> None:
     seen = Client(Residual(), image_shape=SHAPE, loss=squared).observe(*batch, Knowledge(labels=True))
-    attack = GradientMatching(objective=SquaredError(), labels=KnownLabels(), steps=2)
-    assert attack(seen).images.shape == batch[0].shape
+    for labels in (KnownLabels(), HeadCounts()):
+        attack = GradientMatching(objective=SquaredError(), labels=labels, steps=2)
+        assert attack(seen).images.shape == batch[0].shape
+    hidden = Client(Residual(), image_shape=SHAPE, loss=squared).observe(*batch)
     with pytest.raises(ThreatModelError, match="HeadCounts assumes .* their loss is squared"):
-        GradientMatching(steps=2)(seen)
+        GradientMatching(steps=2)(hidden)
 
 
 def test_a_layer_that_a_model_lacks_is_named(batch: tuple[Tensor, Tensor]) -> None:

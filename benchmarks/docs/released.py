@@ -105,6 +105,25 @@ def schemes(*records: Content) -> str:
     return markdown(header, rows)
 
 
+@table("kinks", "kinks")
+def kinks(record: Content) -> str:
+    """Cosines of a change with its derivative, by share of the way, and with the change in a smooth network."""
+    lines, smooth = [], {}
+    for row in record["rows"]:
+        if "sharpness" in row:
+            smooth[row["known"], row["sharpness"]] = shown(row["cosines"]["median"], ".2f")
+            continue
+        by_share = {shown(share, "g" if float(share) < 0.01 else ".0%"): of for share, of in row["cosines"].items()}
+        longest = shown(max(length["max"] for length in row["lengths"].values()), ".1f")
+        cosines = [shown(cosine["median"], ".2f") for cosine in by_share.values()]
+        lines.append([f"{row['known']:,}", row["activation"], *cosines, longest])
+    sharpest = max(sharpness for _, sharpness in smooth)
+    for line in lines:
+        line.append(smooth[int(line[0].replace(",", "")), sharpest] if line[1] == "relu" else "")
+    header = ["known images", "activation", *by_share, "longest", "with a smooth network"]
+    return markdown(header, lines)
+
+
 @table("digits_demo", "digits_demo")
 def digits_demo(record: Content) -> str:
     return _retraining([record])

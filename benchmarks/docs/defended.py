@@ -50,7 +50,7 @@ def defended(records: list[Content], *bounds: Content) -> str:
     )
     others = [", ".join(map(str, key)) for key, network in sorted(networks.items()) if network != usual]
     others += [f"`{bound['name']}`" for bound in bounds if bound["files"].get("checkpoint") != usual]
-    apart = f" Of another network, which the same training made: {'; '.join(others)}." if others else ""
+    apart = f" Measured on a second network, trained with the same settings: {'; '.join(others)}." if others else ""
     return f"{lines}\n\n{total}{apart}{_misfits(newest.values())}"
 
 
@@ -118,14 +118,16 @@ def bound_noise(record: Content) -> str:
 @table("bound_masks", "bound_masks")
 def bound_masks(record: Content) -> str:
     """What updates without noise leave undetermined, the most of all images, and the error that the prior leaves."""
-    rows = []
+    defenses: dict[tuple[str, ...], list[str]] = {}  # by their result, which many have in common
     for i, name in enumerate(record["rows"][0]["defenses"]):
         unknown, left = (max(row[key][i] for row in record["rows"]) for key in ("unknown", "with_prior"))
         entries = "all" if any(row["every_entry"][i] for row in record["rows"]) else "some"
-        rows.append([name, str(len(record["rows"])), str(unknown), shown(left), entries])
+        result = (str(len(record["rows"])), str(unknown), shown(left), entries)
+        defenses.setdefault(result, []).append(name)
+    rows = [[", ".join(names), *result] for result, names in defenses.items()]
     seconds = statistics.median(row["seconds"] for row in record["rows"])
     rows.append(["seconds an image", "", shown(seconds, ".0f")])
-    return markdown(["defense", "images", "unknown directions, most", "error with a prior, largest", "entries"], rows)
+    return markdown(["defenses", "images", "unknown directions, most", "error with a prior, largest", "entries"], rows)
 
 
 @table("likelihood", "likelihood")

@@ -113,7 +113,7 @@ def kinks(record: Content) -> str:
         if "sharpness" in row:
             smooth[row["known"], row["sharpness"]] = shown(row["cosines"]["median"], ".2f")
             continue
-        by_share = {shown(share, "g" if float(share) < 0.01 else ".0%"): of for share, of in row["cosines"].items()}
+        by_share = {f"{100 * float(share):g} %": cosine for share, cosine in row["cosines"].items()}
         longest = shown(max(length["max"] for length in row["lengths"].values()), ".1f")
         cosines = [shown(cosine["median"], ".2f") for cosine in by_share.values()]
         lines.append([f"{row['known']:,}", row["activation"], *cosines, longest])

@@ -253,14 +253,19 @@ _table(
 )
 
 
+#: Beginnings of the hypotheses that the page numbers.
+_HYPOTHESES = ("Starts that look real", "Random starts", "The uncertainty protects", "The landscape")
+
+
 @table("trainset_hypotheses", _ALL)
 def hypotheses(records: list[Content]) -> str:
     """The answers of every study that has the starts for them."""
     rows = []
     for record in records:
         for own in row_of(record)["tables"].get("hypotheses", []):
+            number = next(n for n, beginning in enumerate(_HYPOTHESES, 1) if own["hypothesis"].startswith(beginning))
             half = "" if own.get("half") is None else f" ± {shown(own['half'], '.2g')}"
             value = f"{shown(own['difference'], '.3g')}{half}"
             name = record["name"].removeprefix("trainset_")
-            rows.append([own["hypothesis"], f"`{name}`", f"`{own['attack']}`", own["compared"], value, own["answer"]])
+            rows.append([f"H{number}", f"`{name}`", f"`{own['attack']}`", own["compared"], value, own["answer"]])
     return markdown(["hypothesis", "record", "attack", "difference", "value", "answer"], rows)

@@ -45,6 +45,29 @@ def demo_digits(record: Content) -> str:
     return markdown(_SCORES, [_scores("`demo_digits`, gradient matching", record), *_baselines(record)])
 
 
+_SMALL = {
+    "demo_digits": "attack.py run",
+    "digits_small": "attack.py evaluate",
+    "two_layer_small": "attack.py bounds",
+    "digits_demo": "reconn.py run",
+    "glm_digits_linear": "reconn.py glm",
+    "membership_digits": "reconn.py membership",
+    "rero_digits": "reconn.py rero",
+    "factors_digits": "reconn.py run",
+}
+
+
+@table("journeys", *_SMALL)
+def journeys(*records: Content) -> str:
+    """What the smallest configuration of every command takes."""
+    rows = []
+    for record in records:
+        name = record["name"]
+        seconds = shown(row_of(record)["seconds"], ".0f")
+        rows.append([f"`{_SMALL[name]}`", f"`{name}`", seconds])
+    return markdown(["command", "configuration", "seconds"], rows)
+
+
 @table("batch_statistics", "batch_statistics")
 def batch_statistics(record: Content) -> str:
     """Means, baselines, and the error of every image."""

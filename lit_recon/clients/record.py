@@ -2,7 +2,8 @@
 
 In a training loop of any framework that trains a `torch.nn.Module`:
 
-    recorder = Recorder(model, batch_size=32, lr=0.01)  # before the client trains
+    # before the client trains: 320 images in 10 batches, one epoch
+    recorder = Recorder(model, batch_size=320, batches=10, steps=10, lr=0.01)
     ...
     recorder.save("update.safetensors", model)  # afterwards
 """

@@ -216,7 +216,7 @@ class AttackSettings(UpdateSettings, PaperRunSettings):
         clients_per_batch: clients attacked at once; `auto` measures whether several at once are faster than one by one.
         save_every_seconds: seconds between two checkpoints of the running attack.
         metrics: names, or import paths of your own subclasses of `lit_recon.metrics.Metric`; `rmse` always is one.
-        bound: lower bounds on the error of any attack.
+        bound: lower bounds on the error of attacks; the page says which attacks each bound holds for.
     """
 
     seed: int = 0

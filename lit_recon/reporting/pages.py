@@ -192,7 +192,8 @@ _NEAREST = (
     "RMSE than that public image; ✗: it has not."
 )
 _CERTIFIED = (
-    " Certified: the attack itself, without the true images, knows that the reconstruction is the target image."
+    " Certified: the reconstruction passed a test that the attack makes without the true images: strong evidence, no "
+    "proof."
 )
 
 
@@ -235,7 +236,7 @@ def _metrics(record: RunRecord) -> Panel:
 
 
 def _bounds(record: RunRecord) -> list[Panel]:
-    """Lower bounds on the error of any attack; none where not asked for."""
+    """Lower bounds on the error of attacks; none where not asked for."""
     if record.number("bound_clients") is None:
         return []
     keys = ("rmse", "bound_rmse", "bound_independent_rmse", "bound_public_rmse")
@@ -244,7 +245,7 @@ def _bounds(record: RunRecord) -> list[Panel]:
     reason = record.text("bound_rmse_reason")
     return [
         Panel(
-            "Lower bounds on the error of any attack",
+            "Lower bounds on the error",
             "Root mean squared error of a pixel of the client's images, from the Fisher information in the update at "
             "these images, with known labels and the activations of these images. Unbiased attacks (Cramér-Rao): "
             "without any prior; an attack that uses one, or clips pixels to [0, 1], may come below. With a prior (van "

@@ -23,11 +23,12 @@ _SHOWN = 16
 _KINDS = {"fits": "agrees", "found": "worked out", "doubt": "does not agree", "open": "not checked"}
 _MEANING = """\
 An image that came back can be seen by everyone who sees this update: the server, and whoever listens or stores it. A \
-certified image is known to be the true one, as the attacker computes from the update alone.
+certified image passed the attack's own test, which uses the update alone: strong evidence, not a proof.
 An attack that failed proves nothing: another attack, more time, or more knowledge may succeed. This report is no \
 statement that the update is anonymous. The yardstick of European data protection law is whether personal data can be \
 obtained by all the means reasonably likely to be used, with more than an insignificant likelihood (EDPB Opinion \
-28/2024, on recital 26 GDPR); the attacks listed here are published, and take minutes on an ordinary computer.
+28/2024, on recital 26 GDPR); the code of the attacks listed here is public, and they take minutes on an ordinary \
+computer.
 A defense that stopped these attacks was measured on this update alone, against an attacker who knows the defense. \
 What it costs in accuracy is measured by attack.py evaluate."""
 

@@ -109,7 +109,7 @@ def _verdicts(evaluation: Evaluation, compared: Sequence[DefenseComparison]) -> 
     sentences = [
         f"Defenses are compared by the strongest attack on each: the one that {best}.",
         f"A defense stops that attack if the mean {metric.measure.name} is {side} that of the nearest public image, "
-        "which is available to everyone."
+        "which needs no attack."
         if metric.baseline
         else "",
         "Its price is the loss of accuracy in training.",
@@ -152,7 +152,7 @@ def _prices(evaluation: Evaluation, compared: Sequence[DefenseComparison]) -> Pa
 
 
 def bound_panels(evaluation: Evaluation) -> list[Panel]:
-    """Lower bounds on the error of any attack; none where not requested."""
+    """Lower bounds on the error of attacks; none where not requested."""
     asked = [cell for cell in evaluation.attacked if cell.bound]
     if not asked:
         return []
@@ -163,7 +163,7 @@ def bound_panels(evaluation: Evaluation) -> list[Panel]:
     notes += [f"From the information in the updates of the first {max(first)} clients alone."] if first else []
     return [
         Panel(
-            "Lower bounds on the error of any attack",
+            "Lower bounds on the error",
             "Root mean squared error of a pixel, and two lower bounds from the Fisher information in the noisy update. "
             "Any attack (van Trees): holds for all attacks, on average over images from a normal distribution with the "
             "mean and covariance of the public images. Real images follow it only roughly, so that an attack that "

@@ -108,7 +108,7 @@ def test_attacked_errors_stand_beside_their_bounds_and_reasons_below(bounded: Ru
 
 
 def test_page_table_and_record_hold_the_bounds(bounded: RunFolder) -> None:
-    assert "Lower bounds on the error of any attack" in build_evaluation(bounded.path).read_text()
+    assert "Lower bounds on the error" in build_evaluation(bounded.path).read_text()
     rows = list(csv.DictReader(bounded.table.read_text().splitlines()))
     assert [row["bound_rmse"] for row in rows] == ["", "0.123", "0.25"]
     assert [row["bound_reason"] for row in rows] == [WHY, "", ""]

@@ -153,7 +153,7 @@ def _cost(record: Content) -> str:
     if "peak_gpu_memory_mib" in found:
         spent += f"{row['seconds']:.0f} seconds in all, on a GPU"
     else:
-        spent += f"{row['cpu_seconds']:.0f} seconds of CPU in all"
+        spent += f"{row['cpu_seconds']:.0f} seconds of CPU in all, {row['seconds'] / 60:.0f} minutes by the clock"
     return f"Relative error of {found['linear_error_n']} shadow models: {error}; {spent}."
 
 
@@ -166,18 +166,18 @@ def _linear(record: Content) -> str:
 def cifar10_linear(records: Sequence[Content]) -> str:
     """Numbers of targets beside each other, with the interval of the mean over targets."""
     ordered = sorted(records, key=lambda record: int(metrics_of(record)["n"]))
-    columns, notes = [_errors(record) for record in ordered], []
+    columns, headings, notes = [_errors(record) for record in ordered], [], []
     for record in ordered:
         found = metrics_of(record)
+        headings.append(f"{found['n']} targets{', on a GPU' if 'peak_gpu_memory_mib' in found else ''}")
         deviations = (found["n"] - 1) * found["mse_std"] ** 2
         bounds = interval_of_mean(found["n"], found["n_batches"], found["mse"], deviations)
         interval = " to ".join(shown(bound, ".4f") for bound in bounds or ())
         what = f"95 % interval of the MSE with {found['n_shadow']:,} shadow models"
-        notes.append(f"{found['n']} targets: {what} {interval}. {_cost(record)}")
+        notes.append(f"{headings[-1]}: {what} {interval}. {_cost(record)}")
     titles = dict.fromkeys(title for column in columns for title in column)
     rows = [[title, *(column.get(title, "–") for column in columns)] for title in titles]
-    header = ["MSE", *(f"{metrics_of(record)['n']} targets" for record in ordered)]
-    return "\n\n".join([markdown(header, rows), *notes])
+    return "\n\n".join([markdown(["MSE", *headings], rows), *notes])
 
 
 @table("rero_mnist", "rero_mnist")

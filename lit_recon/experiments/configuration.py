@@ -77,30 +77,6 @@ _PHRASES = [
 ]
 
 
-#: Names of settings, of values and of classes that had another name before the release 0.1.0.
-_RENAMED = {
-    "InTurn": "FirstApplicable",
-    "budgets": "max_accuracy_drops",
-    "figure": "metric",
-    "figures": "values",
-    "hand": "batched_mlp",
-    "together": "clients_per_batch",
-    "view": "access",
-}
-#: Settings that were removed before the release 0.1.0, and what says the same now.
-_REMOVED = {"modified_model": "leave it out: the setting `server` says how a malicious server modifies the model"}
-#: Shipped configurations that had another name before the release 0.1.0.
-_RENAMED_FILES = {"lit_recon": "feature_maps"}
-#: Modules that classes were in before the release 0.1.0, and where those classes are now.
-_MOVED = {
-    "lit_recon.inversion": "lit_recon.attacks.updates",
-    "lit_recon.informed": "lit_recon.attacks.released",
-    "lit_recon.observation": "lit_recon.clients",
-    "lit_recon.modules.reconstructor": "lit_recon.attacks.released.networks",
-    "lit_recon.modules.reconstructor_adversarial": "lit_recon.attacks.released.networks",
-    "lit_recon.modules.reconstructor_components": "lit_recon.attacks.released.networks",
-}
-
 #: Classes that the parser finds by path only: their modules import Lightning, for which no other command waits.
 _BY_PATH = dict.fromkeys(
     ("ComponentsReconstructor", "ConvolutionalReconstructor", "NeuralReconstructor"),
@@ -132,7 +108,7 @@ def find_configuration(given: Path | str, folder: str = "") -> Path:
 
     Raises:
         MissingDataError: there is neither such a file nor such a configuration.
-        ConfigError: the name is ambiguous, or it is that of an earlier version.
+        ConfigError: the name is ambiguous.
 
     >>> find_configuration("geiping2020").name
     'geiping2020.yaml'
@@ -148,8 +124,6 @@ def find_configuration(given: Path | str, folder: str = "") -> Path:
         return shipped[found.pop()]
     if found:
         raise ConfigError(f"{name} is the name of several configurations: give one of {', '.join(sorted(found))}")
-    if (now := _RENAMED_FILES.get(name.rpartition("/")[2])) is not None:
-        raise ConfigError(f"the configuration {given} is called {now} now")
     names = {key: full for full in sorted(shipped) for key in (full.partition("/")[2], full)}
     near = dict.fromkeys(names[close] for close in difflib.get_close_matches(name, names))
     raise MissingDataError(
@@ -219,31 +193,13 @@ def _refuse_null(parser: ArgumentParser, values: Namespace) -> None:
 
 
 def readable(message: str) -> str:
-    r"""A parser's message as one plain line, with the current name of a renamed setting.
+    r"""A parser's message as one plain line, with the path of a class that is found by its path only.
 
     >>> readable("Parser key \"seed\":\n  Expected a <class 'int'>. Got value: x")
     'seed: expected int; got x'
-    >>> readable("unrecognized arguments: --together 3")
-    'unrecognized arguments: --together 3; it is called clients_per_batch now'
     """
     line = " ".join(message.split())
     for pattern, words in _PHRASES:
         line = re.sub(pattern, words, line)
-    return line.strip() + _renamed(line)
-
-
-def _renamed(line: str) -> str:
-    missing = re.search(r"No module named '([\w.]+)'", line)
-    absent = re.search(r"module '([\w.]+)' has no attribute '(\w+)'", line)
-    module = missing[1] if missing else f"{absent[1]}.{absent[2]}" if absent else ""
-    if module in _MOVED:
-        return f"; it is in {_MOVED[module]} now"
-    name = re.search(
-        r"unknown option '(?:[\w.]*\.)?(\w+)'|arguments: --(?:[\w.]*\.)?(\w+)|no class (\w+)|; got (\w+)$", line
-    )
-    found = next(filter(None, name.groups()), "") if name else ""
-    if found in _REMOVED:
-        return f"; {_REMOVED[found]}"
-    if found in _BY_PATH:
-        return f"; give its path, {_BY_PATH[found]}.{found}"
-    return f"; it is called {_RENAMED[found]} now" if found in _RENAMED else ""
+    name = next((name for name in re.findall(r"(?:no class|; got) (\w+)", line) if name in _BY_PATH), "")
+    return line.strip() + (f"; give its path, {_BY_PATH[name]}.{name}" if name else "")

@@ -210,8 +210,6 @@ def test_a_folder_decides_between_two_of_a_name() -> None:
         ("geiping2002", "such as attack/geiping2020"),
         ("reconn/geiping2020", "such as attack/geiping2020"),
         ("nothing_like_it", "such as attack/analytic, "),
-        ("lit_recon", "the configuration lit_recon is called feature_maps now"),
-        ("configs/attack/lit_recon.yaml", "is called feature_maps now"),
     ],
 )
 def test_a_name_without_a_configuration_is_refused(given: str, expected: str) -> None:

@@ -110,7 +110,6 @@ CASES = {
     "missing LPIPS weights": ("--lpips.network alex --lpips.weights nowhere.pth", "nowhere.pth"),
     "W&B online without an account": ("--wandb.mode online", "API key"),
     "nobody together": ("--clients_per_batch 0", "clients_per_batch"),
-    "a setting of an earlier version": ("--knowledge.modified_model true", "the setting `server` says how"),
     "a module that is nowhere": ("--model.class_path nowhere.Net", "No module named 'nowhere'"),
     "a class that is no module": ("--model.class_path collections.OrderedDict", "must be a torch.nn.Module"),
     "arguments that a module does not take": (f"{FOREIGN} --model.init_args.depth 3", "change model.init_args"),

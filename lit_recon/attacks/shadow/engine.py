@@ -25,10 +25,8 @@ Execution = Literal["batched_mlp", "vmap", "loop"]
 
 
 def execution_of(recorded: str) -> Execution:
-    """The implementation named in a store; stores before the release 0.1.0 call `batched_mlp` `hand`."""
-    if recorded in ("batched_mlp", "hand"):
-        return "batched_mlp"
-    return "vmap" if recorded == "vmap" else "loop"
+    """The implementation named in a store."""
+    return "batched_mlp" if recorded == "batched_mlp" else "vmap" if recorded == "vmap" else "loop"
 
 
 _WAYS: dict[Execution, Callable[[KnownTraining, Tensor, Tensor, Tensor, Sequence[torch.Generator] | None], Tensor]] = {

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lit_recon.errors import ConfigError, CorruptFileError
-from lit_recon.reporting.provenance import read_settings
 from lit_recon.reporting.run_folder import RunFolder
 
 _EXPERIMENTS = "lit_recon.experiments"
@@ -28,25 +27,11 @@ PAGES = {
 }
 #: Commands whose runs hold an image for every target image, so that one page compares several of them.
 _COMPARABLE = ("attack run", "reconn run", "reconn glm", "reconn membership")
-#: Runs from before the release 0.1.0 do not record their command: commands by a setting, of which the first that a run
-#: has decides.
-_BY_SETTING = {
-    "max_accuracy_drops": "attack evaluate",
-    "regression": "reconn glm",
-    "sweeps": "attack bounds",
-    "histogram": "reconn membership",
-    "budget": "reconn rero",
-    "factors": "reconn factors",
-    "reconstructor": "reconn run",
-    "recipe": "train generator",
-    "attack": "attack run",
-    "trunk": "train backbone",
-}
 
 
 def build_page(run: Path) -> Path:
     """Write the page of a finished run again, by the function of its command; LitReconErrors are that function's."""
-    command = _command_of(RunFolder(run))
+    command = RunFolder(run).kind
     page = PAGES.get(command, PAGES["attack run"])
     if not page:
         raise ConfigError(
@@ -66,7 +51,7 @@ def build_page(run: Path) -> Path:
 def require_comparable(runs: Sequence[Path]) -> None:
     """A ConfigError for a run of a command whose runs are not compared on one page, such as an audit or a grid."""
     for run in runs:
-        command = _command_of(RunFolder(run))
+        command = RunFolder(run).kind
         if command in PAGES and command not in _COMPARABLE:
             own = f"; `python attack.py report {run}` writes its own page" if PAGES[command] else ""
             raise ConfigError(
@@ -78,12 +63,4 @@ def require_comparable(runs: Sequence[Path]) -> None:
 def lacks_page(run: Path) -> bool:
     """Whether a process was killed between the last figures of a run and its page."""
     folder = RunFolder(run)
-    return folder.is_complete and not folder.report.is_file() and bool(PAGES.get(_command_of(folder)))
-
-
-def _command_of(folder: RunFolder) -> str:
-    """Script and command that made a run, such as `attack run`; empty where the folder holds no run."""
-    if folder.command:
-        return " ".join(folder.command.replace(".py", "").split()[-2:])
-    settings = read_settings(folder.config) if folder.is_run else {}
-    return next((command for setting, command in _BY_SETTING.items() if setting in settings), "")
+    return folder.is_complete and not folder.report.is_file() and bool(PAGES.get(folder.kind))

@@ -16,8 +16,6 @@ from lit_recon.reporting.run_folder import IGNORED_SETTINGS
 from lit_recon.reporting.tables import SummaryRow, class_name, is_small, summary_table
 from lit_recon.reporting.wording import ABSENT, MISSING, closer_than_public, duration, format_score, verdict
 
-#: One setting of each command whose runs can only be compared by their scores.
-_COMMANDS = ("attack", "reconstructor", "regression")
 _FIRST = 8  # images of each run on a page whose runs share none
 
 
@@ -71,7 +69,7 @@ def compare(records: Sequence[RunRecord]) -> Comparison:
         _line(name, record, [table.get(measure) for measure in measures])
         for name, record, table in zip(_short_names(records), records, tables, strict=True)
     ]
-    alike = len({command for record in records if (command := _command(record))}) <= 1
+    alike = len({record.folder.kind for record in records if record.folder.kind}) <= 1
     shared = _shared_images(records)
     return Comparison(
         conclusion=_conclusion(records, [run.name for run in runs]),
@@ -169,11 +167,6 @@ def _short_names(records: Sequence[RunRecord]) -> list[str]:
         if len(set(names)) == len(set(paths)):
             break
     return names
-
-
-def _command(record: RunRecord) -> str:
-    """The setting that only runs of one command have; empty where it is none of the known ones."""
-    return next((name for name in _COMMANDS if name in record.settings), "")
 
 
 def _differing_settings(records: Sequence[RunRecord]) -> list[tuple[str, list[str]]]:

@@ -91,9 +91,14 @@ class RunFolder:
 
     @property
     def command(self) -> str:
-        """The command that made the run, such as `attack.py run`; empty where it was not recorded (before 0.1.0)."""
+        """The command that made the run, such as `attack.py run`; empty where none is recorded."""
         parts = self._first_line.split("`")
         return parts[1] if self.is_run and len(parts) == 3 else ""
+
+    @property
+    def kind(self) -> str:
+        """The command without the name of the program, such as `attack run`; empty where none is recorded."""
+        return " ".join(self.command.replace(".py", "").split()[-2:])
 
     @property
     def how_to_finish(self) -> str:

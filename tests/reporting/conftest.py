@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 
-from lit_recon.reporting.run_folder import RunFolder
+from lit_recon.reporting.run_folder import RunFolder, marked
 from lit_recon.reporting.writing import LossCurve, VictimRow, write_losses, write_metrics, write_tensors, write_victims
 
 MakeRun = Callable[..., RunFolder]
@@ -47,8 +47,10 @@ def make_run(tmp_path: Path) -> MakeRun:
         first_id: int = 100,
         finished: bool = True,
         certified: tuple[bool | None, ...] = (),
+        command: str = "attack.py run",
     ) -> RunFolder:
-        folder = RunFolder.open(tmp_path / name, yaml.safe_dump(SETTINGS if settings is None else settings))
+        config = marked(yaml.safe_dump(SETTINGS if settings is None else settings), command)
+        folder = RunFolder.open(tmp_path / name, config)
         generator = torch.Generator().manual_seed(seed)
         targets, found, public = torch.rand(3, n, *shape, generator=generator)
         labels = torch.arange(n) % 2

@@ -81,7 +81,8 @@ def test_a_run_may_be_compared_with_itself(make_run: MakeRun) -> None:
 
 def test_runs_of_different_commands_have_no_settings_in_common(make_run: MakeRun) -> None:
     update, released = {"attack": {"steps": 3}, "seed": 0}, {"reconstructor": {"width": 2}, "seed": 1}
-    both = records(make_run("one", n=12, settings=update), make_run("two", seed=1, settings=released))
+    other = make_run("two", seed=1, settings=released, command="reconn.py run")
+    both = records(make_run("one", n=12, settings=update), other)
     comparison = compare(both)
     assert not comparison.alike
     assert comparison.settings == []
@@ -92,6 +93,13 @@ def test_runs_of_different_commands_have_no_settings_in_common(make_run: MakeRun
     alike = compare(both[:1] * 2)
     assert alike.alike
     assert alike.groups == []
+
+
+def test_the_recorded_command_tells_commands_of_the_same_settings_apart(make_run: MakeRun) -> None:
+    commands = ("reconn.py run", "lit-recon reconn run", "reconn.py membership")
+    one, same, other = (make_run(command, settings={"reconstructor": {}}, command=command) for command in commands)
+    assert compare(records(one, same)).alike
+    assert not compare(records(one, other)).alike
 
 
 def test_runs_of_the_same_images_stand_together(make_run: MakeRun) -> None:

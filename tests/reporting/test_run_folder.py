@@ -223,10 +223,11 @@ def test_a_path_that_cannot_be_a_folder_is_reported_as_such(tmp_path: Path) -> N
 
 def test_the_command_is_recorded_and_survives_a_second_opening(tmp_path: Path) -> None:
     folder = RunFolder.open(tmp_path, marked(CONFIG, "reconn.py glm"))
-    assert folder.command == "reconn.py glm"
+    assert (folder.command, folder.kind) == ("reconn.py glm", "reconn glm")
     assert RunFolder.open(tmp_path, folder.config.read_text()).command == "reconn.py glm"
     assert folder.how_to_finish == f"python reconn.py glm --config {folder.config} --out {tmp_path}"
-    assert RunFolder.open(tmp_path / "old", CONFIG).command == ""
+    assert RunFolder.open(tmp_path / "installed", marked(CONFIG, "lit-recon reconn glm")).kind == "reconn glm"
+    assert RunFolder.open(tmp_path / "without", CONFIG).kind == ""
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "config.yaml").write_text("# `rm -rf`\n")
     assert RunFolder(tmp_path / "foreign").command == ""

@@ -24,7 +24,7 @@ from lit_recon.metrics import metrics_of, score_batch
 from lit_recon.metrics.scores import BatchScores
 from lit_recon.records import Observation
 from lit_recon.reporting.provenance import environment
-from lit_recon.reporting.run_folder import RunFolder
+from lit_recon.reporting.run_folder import RunFolder, marked
 from lit_recon.reporting.writing import Scalar, write_metrics
 
 #: Length of the update of the images found, over that of the observed one, that counts as the same.
@@ -117,9 +117,8 @@ class AuditResult:
     def save(self, folder: Path | str, overwrite: bool = False) -> Path:
         """Write a run folder into a new or empty folder; returns the path of the report."""
         config = "# Audited from Python: model and update are not in this file.\n"
-        opened = RunFolder.open(
-            folder, config + yaml.safe_dump(dict(self.settings), sort_keys=False), overwrite, more=(AUDIT_FILE,)
-        )
+        config += yaml.safe_dump(dict(self.settings), sort_keys=False)
+        opened = RunFolder.open(folder, marked(config, "attack.py audit"), overwrite, more=(AUDIT_FILE,))
         self.write(opened, {})
         return opened.report
 

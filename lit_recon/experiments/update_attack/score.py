@@ -25,7 +25,7 @@ from lit_recon.modules.scoring import ScoredBatch, score_batches
 from lit_recon.modules.update_attack import UpdateAttackModule
 from lit_recon.reporting.pages import build_report
 from lit_recon.reporting.provenance import environment
-from lit_recon.reporting.run_folder import RunFolder
+from lit_recon.reporting.run_folder import RunFolder, marked
 from lit_recon.reporting.wording import MISSING, format_score, percent
 from lit_recon.reporting.writing import (
     LossCurve,
@@ -161,7 +161,7 @@ class AttackResult:
         unknown = ", ".join(("the images", "the model", *self.unknown))
         config = f"# Scored from Python. Not in this file, so that the command takes its defaults: {unknown}.\n"
         config += yaml.safe_dump(dict(self.settings), sort_keys=False)
-        opened = RunFolder.open(folder, config, overwrite)
+        opened = RunFolder.open(folder, marked(config, "attack.py run"), overwrite)
         self.write(opened)
         return opened.report
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import lit_recon
+from lit_recon.cli import attack
 from lit_recon.clients.record import RecordedUpdate
 from lit_recon.errors import ConfigError, ShapeError
 from lit_recon.experiments.audit import attacks
@@ -196,6 +197,9 @@ def test_a_run_folder_has_report_and_figures(tmp_path: Path) -> None:
     assert {"findings", "attacks", "protection"} == content.keys()
     metrics = json.loads((report.parent / "metrics.json").read_text(encoding="utf-8"))
     assert metrics["attack"] == "analytic"
+    report.unlink()
+    assert attack(["report", str(report.parent)]) == 0
+    assert report.read_text(encoding="utf-8") == text
     with pytest.raises(Exception, match="holds a finished run"):
         audited().save(tmp_path / "run")
 

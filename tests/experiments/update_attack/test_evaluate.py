@@ -30,6 +30,7 @@ from lit_recon.metrics import PerceptualDistance, rmse
 from lit_recon.models import MLP, Backbone
 from lit_recon.models.generative.generator import ConvGenerator, GeneratorCheckpoint, save_generator
 from lit_recon.records import Knowledge, Normalization, Observation, Reconstruction
+from lit_recon.reporting.run_folder import RunFolder
 
 SHAPE = (1, 8, 8)
 METRICS = ("mse", "rmse", "psnr", "ssim", "label_accuracy")
@@ -144,6 +145,7 @@ def test_a_saved_result_is_a_run_folder_that_is_never_overwritten_in_silence(mod
     result = evaluate(truth, Client(model), images, labels, METRICS, public, batch_size=2, class_names=names)
     folder = tmp_path / "run"
     assert result.save(folder) == folder / "report.html"
+    assert RunFolder(folder).kind == "attack run"
     assert {"config.yaml", "metrics.json", "victims.csv", "reconstructions.safetensors", "report.html"} <= {
         path.name for path in folder.iterdir()
     }

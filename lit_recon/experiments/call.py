@@ -14,9 +14,9 @@ import yaml
 from jsonargparse import ArgumentParser, Namespace
 
 from lit_recon.errors import ConfigError
-from lit_recon.experiments.configuration import SAME_RUN, PaperSettings, instantiated, resolved, settings_of
+from lit_recon.experiments.configuration import SAME_RUN, instantiated, resolved, settings_of
 from lit_recon.modules.loggers import WandbSettings, build_loggers
-from lit_recon.reporting.provenance import flatten, is_below
+from lit_recon.reporting.provenance import Paper, flatten, is_below
 from lit_recon.reporting.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class PaperRunSettings(RunSettings):
         paper: reference whose setting this is.
     """
 
-    paper: PaperSettings | None = None
+    paper: Paper | None = None
 
 
 class Call:

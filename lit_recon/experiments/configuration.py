@@ -43,21 +43,6 @@ SAME_RUN = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class PaperSettings:
-    """The paper that a configuration follows; reports show its values beside ours.
-
-    Args:
-        citation: authors, title, venue.
-        values: published values by metric, numbers or text such as `0.16 to 0.25`.
-        note: differences between the paper's setting and this one, or the table that the values are from.
-    """
-
-    citation: str = ""
-    values: dict[str, float | str] = dataclasses.field(default_factory=dict)
-    note: str = ""
-
-
 #: Wordings of the parser and what to say instead, applied in this order.
 _PHRASES = [
     (r'Parser key "([\w.+]+)":', r"\1:"),

@@ -62,11 +62,17 @@ def _processor() -> str:
 
 @dataclass(frozen=True)
 class Paper:
-    """A paper that a run follows; empty if it follows none."""
+    """The paper that a run follows, empty if it follows none; reports show its values beside ours.
 
-    citation: str = ""  # authors, title, venue
-    values: Mapping[str, object] = field(default_factory=dict)  # by metric: numbers, or text such as `0.16 to 0.25`
-    note: str = ""  # how the paper's setting differs from this run's, or where the paper has the values
+    Args:
+        citation: authors, title, venue.
+        values: published values by metric, numbers or text such as `0.16 to 0.25`.
+        note: differences between the paper's setting and this one, or the table that the values are from.
+    """
+
+    citation: str = ""
+    values: dict[str, float | str] = field(default_factory=dict)
+    note: str = ""
 
 
 def paper_of(settings: Mapping[str, object]) -> Paper:

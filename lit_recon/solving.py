@@ -43,7 +43,6 @@ def leading_eigenspace(
     least: float = 0.0,
     depth: int = 30,
     restarts: int = 6,
-    tolerance: float = 1e-10,
     seed: int = 0,
 ) -> Eigenspace:
     """The `k` largest eigenvalues of a positive semidefinite operator.
@@ -52,11 +51,10 @@ def leading_eigenspace(
         apply: the operator on rows `(b, d)`.
         size: `d`.
         k: number of eigenvalues.
-        exact: number of the first eigenvectors that have to converge; default: all.
+        exact: number of the first eigenvectors that have to converge, to residual norms below 1e-10; default: all.
         least: stop once one of these eigenvalues is smaller, as far as residual and rise in the last step tell.
         depth: applications between two Rayleigh-Ritz steps; `depth * (k + 2)` rows are held.
         restarts: Rayleigh-Ritz steps at most.
-        tolerance: residual norm of these eigenvectors at which to stop.
         seed: of the first block.
 
     >>> values = torch.tensor([3.0, 3.0, 1.0, 0.5, 0.1], dtype=torch.float64)
@@ -86,7 +84,7 @@ def leading_eigenspace(
         block, moved = weights.T @ basis, weights.T @ images
         residuals, risen = (moved - values[:, None] * block).norm(dim=1), values - known
         known, too_small = values, values + torch.maximum(residuals, risen) < least
-        if float(residuals[: exact or k].max()) < tolerance or bool(too_small[: exact or k].any()):
+        if float(residuals[: exact or k].max()) < 1e-10 or bool(too_small[: exact or k].any()):
             break
         block = _orthonormal(block)
     return Eigenspace(values[:k], block[:k], residuals[:k])

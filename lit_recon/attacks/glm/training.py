@@ -159,15 +159,11 @@ class Attempt:
 
 
 def attack_record(
-    released: Released,
-    known_inputs: Array,
-    known_targets: Array,
-    target: float | None = None,
-    bounds: tuple[float, float] = (0.0, 1.0),
+    released: Released, known_inputs: Array, known_targets: Array, target: float | None = None
 ) -> Attempt:
     """Reconstruct the record that a model was trained on beside the known ones, by [Balle2022], theorems 1 and 8.
 
-    The target of the missing record is needed for a model without intercept only, as are the `bounds` of an input.
+    The target of the missing record is needed for a model without intercept only. Inputs are pixels in [0, 1].
     ShapeError for a missing target; for known records see `ReleasedGLM.reconstruct`.
     """
     try:
@@ -175,7 +171,7 @@ def attack_record(
             return Attempt(released.reconstruct(known_inputs, known_targets))
         if target is None:
             raise ShapeError("the attack on a model without intercept needs the missing record's target: pass target")
-        both = released.reconstruct(known_inputs, known_targets, target, bounds)
+        both = released.reconstruct(known_inputs, known_targets, target, (0.0, 1.0))
     except UnsupportedModelError as error:
         return Attempt(None, refusal=str(error))
     return Attempt(both.best, both.other, both.right is not None)

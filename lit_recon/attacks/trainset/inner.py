@@ -93,9 +93,7 @@ def drawn_weights(seen: ReleasedModel, seed: int) -> Weights:
     return {name: parameters[name].detach().to(weight) for name, weight in seen.weights.items()}
 
 
-def conjugate_gradients(
-    matrix: LinearMap, right: Tensor, tolerance: float = 1e-12, most: int = 1000, start: Tensor | None = None
-) -> Tensor:
+def conjugate_gradients(matrix: LinearMap, right: Tensor, tolerance: float = 1e-12, most: int = 1000) -> Tensor:
     """The solution `(p,)` of a linear system with a symmetric matrix.
 
     It ends at a residual of `tolerance` times the norm of the right side, after `most` iterations, or at a direction in
@@ -103,8 +101,7 @@ def conjugate_gradients(
 
     Source: [NocedalWright2006], algorithms 5.2 and 7.1.
     """
-    solution = torch.zeros_like(right) if start is None else start.clone()
-    residual = right.clone() if start is None else right - matrix(solution)
+    solution, residual = torch.zeros_like(right), right.clone()
     direction, square, enough = residual.clone(), residual.dot(residual), (tolerance * right.norm()) ** 2
     for _ in range(most):
         if square <= enough:
@@ -121,7 +118,11 @@ def conjugate_gradients(
     return solution
 
 
-def newton(problem: InnerProblem, images: Tensor, start: Tensor, tolerance: float = 1e-12, most: int = 50) -> Tensor:
+#: Steps of Newton's method at most.
+_MOST_STEPS = 50
+
+
+def newton(problem: InnerProblem, images: Tensor, start: Tensor, tolerance: float = 1e-12) -> Tensor:
     """The weights `(p,)` that minimize a strongly convex loss, by Newton's method with halved steps.
 
     It ends where the gradient shows that the relative error is at most `tolerance` (or what the dtype allows, if that
@@ -133,7 +134,7 @@ def newton(problem: InnerProblem, images: Tensor, start: Tensor, tolerance: floa
     tolerance = max(tolerance, 10 * torch.finfo(vector.dtype).eps)
     slope, value = problem.gradient(vector, images), problem.loss(vector, images)
     first = slope.norm()
-    for _ in range(most):
+    for _ in range(_MOST_STEPS):
         size = slope.norm()
         if size <= tolerance * problem.weight_decay * vector.norm():
             break

@@ -130,9 +130,13 @@ def by_clusters(
     return RankedCandidates(torch.stack([images[i] for i in first]), pool.labels[chosen], scores, pool.runs[chosen])
 
 
-def distinct(ranked: RankedCandidates, mean: Tensor, similarity: float = 0.9) -> RankedCandidates:
-    """Without candidates that are more similar than this to a better one of the same label."""
-    alike = _alike(ranked, mean) > similarity
+#: Similarity above which two candidates show one image.
+_SAME = 0.9
+
+
+def distinct(ranked: RankedCandidates, mean: Tensor) -> RankedCandidates:
+    """Without candidates that show the same image as a better one of the same label."""
+    alike = _alike(ranked, mean) > _SAME
     kept: list[int] = []
     for i in range(len(ranked)):
         if not alike[i, kept].any():

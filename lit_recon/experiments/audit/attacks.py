@@ -63,8 +63,6 @@ def _maps(_: int) -> dict[str, Any]:
     return _configured("feature_maps", {"init_args": {"attacks": listed[:-2]}})
 
 
-#: The attack's own terms and steps, which recover far more than the published ones.
-_OWN_TERMS = {"terms": None, "steps": 1200, "lr": 0.02, "refinements": 40}
 #: In the order of their cost.
 CANDIDATES = (
     Candidate(

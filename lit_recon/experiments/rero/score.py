@@ -173,12 +173,12 @@ def comparison(prior: PriorSpec, won: Tensor | None, limits: Bounds | None) -> d
     return found
 
 
-def _grid(epsilons: Sequence[float], per_decade: int = 8) -> list[float]:
-    """Epsilons of a curve, including the given ones."""
+def _grid(epsilons: Sequence[float]) -> list[float]:
+    """Epsilons of a curve, eight per decade, including the given ones."""
     low, high = math.floor(math.log10(min(epsilons))), math.ceil(math.log10(max(epsilons)))
     if low == high:  # a single budget, at a power of ten
         low, high = low - 1, high + 1
-    drawn = [10 ** (index / per_decade) for index in range(low * per_decade, high * per_decade + 1)]
+    drawn = [10 ** (index / 8) for index in range(8 * low, 8 * high + 1)]
     return sorted({*drawn, *epsilons})
 
 

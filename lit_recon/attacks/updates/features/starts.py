@@ -119,12 +119,12 @@ def _ffdiag(stack: Tensor, start: Tensor, iterations: int = 200) -> Tensor:
     return torch.nn.functional.normalize(torch.linalg.pinv(inverse), dim=0)
 
 
-def _alternating(stack: Tensor, start: Decomposition, iterations: int = 60) -> Decomposition:
-    """Alternating least squares for S_l = Y diag(.) Z^T, with Y = Z at the end of each round."""
+def _alternating(stack: Tensor, start: Decomposition) -> Decomposition:
+    """At most 60 rounds of alternating least squares for S_l = Y diag(.) Z^T, with Y = Z at the end of each."""
     best, directions = start, start.directions
     length, r, _ = stack.shape
     columns = stack.permute(2, 0, 1).reshape(r * length, r)
-    for _ in range(iterations):
+    for _ in range(60):
         diagonals, _ = fit(stack, directions)
         design = torch.einsum("bi,il->bli", directions, diagonals).reshape(r * length, -1)
         directions = torch.nn.functional.normalize(least_squares(design, columns).T, dim=0)

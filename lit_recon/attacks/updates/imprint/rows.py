@@ -223,16 +223,20 @@ def wiener(images: Tensor, noise: Tensor) -> Tensor:
     return torch.where((noise > 0)[:, None, None, None], restored, images)
 
 
-def filled(images: Tensor, known: Tensor, iterations: int = 200) -> Tensor:
+#: Iterations of `filled`; each extends the influence of a known pixel by one pixel.
+_FILLING = 200
+
+
+def filled(images: Tensor, known: Tensor) -> Tensor:
     """Images `(n, c, h, w)` with unknown pixels set to the mean of their four neighbours, the smoothest solution.
 
-    A channel without a known pixel becomes 0. Every iteration extends the influence of a known pixel by one pixel.
+    A channel without a known pixel becomes 0.
     """
     if known.all():
         return images
     count = known.sum(dim=(2, 3), keepdim=True).clamp(min=1)
     result = torch.where(known, images, torch.where(known, images, 0.0).sum(dim=(2, 3), keepdim=True) / count)
-    for _ in range(iterations):
+    for _ in range(_FILLING):
         padded = torch.nn.functional.pad(result, (1, 1, 1, 1), mode="replicate")
         around = padded[..., 1:-1, :-2] + padded[..., 1:-1, 2:] + padded[..., :-2, 1:-1] + padded[..., 2:, 1:-1]
         result = torch.where(known, images, around / 4)

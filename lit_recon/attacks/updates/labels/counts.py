@@ -23,6 +23,8 @@ from lit_recon.attacks.updates.labels.head import ROUNDING, HeadGradient
 WEIGHT_DAMPING, BIAS_DAMPING = 1e-4, 1e-2
 #: Step size of a projection; full steps overshoot, because each equation is solved with the other fixed, and cycle.
 RELAXATION = 0.3
+#: Rounds of projections.
+ROUNDS = 120
 
 
 class HeadProjections:
@@ -32,12 +34,12 @@ class HeadProjections:
         self.head = head
         self.gram = head.weight @ head.weight.T
 
-    def solve(self, counts: Tensor, seed: int = 0, rounds: int = 120) -> Fit:
+    def solve(self, counts: Tensor, seed: int = 0) -> Fit:
         """Fit for assumed class counts `(k,)`, from a random start; never `explained`: other counts might fit too."""
         head, n = self.head, self.head.n_examples
         targets = torch.eye(len(counts), dtype=torch.float64).repeat_interleave(counts, dim=0)
         inputs = prior_guess(targets, head.weight_gradient, seed)
-        for _ in range(rounds):
+        for _ in range(ROUNDS):
             inputs = inputs.clamp(min=0) if head.non_negative else inputs
             errors = self._probabilities(inputs) - targets
             excess = errors.T @ inputs - n * head.weight_gradient

@@ -23,6 +23,8 @@ from lit_recon.attacks.updates.labels.head import ROUNDING, HeadGradient
 SHARED, BETWEEN, WITHIN = 1.0, 0.3, 0.3
 #: Weight of squared negative entries; the prior energy of an input is about 1 in the same unit.
 NON_NEGATIVITY = 1e4
+#: Steps of Levenberg-Marquardt at most.
+MOST_STEPS = 150
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class HeadEquations:
         self.precision = rank / head.input_norm**2
         self.penalty = NON_NEGATIVITY * len(self.basis) / head.input_norm**2 if head.non_negative else 0.0
 
-    def solve(self, counts: Tensor, seed: int = 0, iterations: int = 150) -> Fit:
+    def solve(self, counts: Tensor, seed: int = 0) -> Fit:
         """Fit for assumed class counts `(k,)`, from a random start."""
         targets = torch.eye(len(counts), dtype=torch.float64).repeat_interleave(counts, dim=0)
         precision = torch.linalg.inv(_covariance(targets)) * self.precision
@@ -77,7 +79,7 @@ class HeadEquations:
         noise = torch.maximum(floor, temperature * unit)
         at = self._at(prior_guess(targets, self.gradient, seed), targets, precision, noise)
         system = self._system(at, precision, noise)
-        for _ in range(iterations):
+        for _ in range(MOST_STEPS):
             new = self._at(at.inputs - _damped_solution(*system, damping), targets, precision, noise)
             gain = 1 - new.objective / at.objective
             stuck = gain <= 0 and damping > 1e4

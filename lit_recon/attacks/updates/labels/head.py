@@ -208,15 +208,13 @@ def head_gradient(observation: Observation) -> HeadGradient:
     )
 
 
-def probe_inputs(
-    observation: Observation, n_images: int = 16, seed: int = 0, batch_norm: BatchNormMode = "eval", together: int = 16
-) -> Tensor:
-    """Inputs `(n_images, d)` of the head for noise images, half of them coarse, in batches of `together`."""
+def probe_inputs(observation: Observation, batch_norm: BatchNormMode = "eval", together: int = 16) -> Tensor:
+    """Inputs `(16, d)` of the head for noise images, half of them coarse, in batches of `together`."""
     weight, _ = find_head(observation, "label recovery")
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     channels, *sides = observation.image_shape
-    fine = torch.rand(n_images - n_images // 2, channels, *sides, generator=generator)
-    coarse = torch.rand(n_images // 2, channels, 3, 3, generator=generator)
+    fine = torch.rand(8, channels, *sides, generator=generator)
+    coarse = torch.rand(8, channels, 3, 3, generator=generator)
     images = torch.cat([fine, nn.functional.interpolate(coarse, size=sides, mode="bilinear")])
     head = weight.rpartition(".")[0]
     return torch.cat([linear_calls(observation, some, batch_norm)[1][head][0][0] for some in images.split(together)])

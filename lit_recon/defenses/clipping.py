@@ -7,6 +7,7 @@ returned bit for bit. An infinite bound changes nothing; a bound of 0 gives zero
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 import torch
@@ -82,19 +83,11 @@ class GradientClipping(Defense):
         return jacobian.released(std, bound=self.bound)
 
 
-class PerExampleClipping(Defense):
-    """Scales each example's gradient to an L2 norm of at most `bound`, over all parameters, before averaging.
-
-    The attacker clips the gradients of the candidate images one by one. Source: [Abadi2016], without the noise.
-
-    Args:
-        bound: largest norm of one example's gradient, absolute.
-    """
+class _ClippedExamples(Defense, ABC):
+    """Each example's gradient is scaled to an L2 norm of at most `bound` before the mean is taken."""
 
     neutral = (("bound", math.inf),)
-
-    def __init__(self, bound: float = math.inf) -> None:
-        self.bound = checked(self, "bound", bound, infinite=True)
+    bound: float
 
     def prepare(self, model: nn.Module, batch_norm: BatchNormMode = "eval") -> nn.Module:
         require_separable(model, batch_norm, self)
@@ -109,6 +102,29 @@ class PerExampleClipping(Defense):
     def simulate_per_example(self, gradients: Update) -> Update:
         return clipped_examples(gradients, self.bound)
 
+    @abstractmethod
+    def released_std(self, n_examples: int) -> float: ...
+
+    def released_information(
+        self, jacobian: Jacobian, round_: Round, std: float, generator: torch.Generator
+    ) -> ReleasedInformation:
+        batch = round_.batch
+        singles = [round_.gradient(batch.examples(i, i + 1)) for i in range(len(batch.images))]
+        return jacobian.released_by_example(singles, self.bound, self.released_std(len(singles)) or std)
+
+
+class PerExampleClipping(_ClippedExamples):
+    """Scales each example's gradient to an L2 norm of at most `bound`, over all parameters, before averaging.
+
+    The attacker clips the gradients of the candidate images one by one. Source: [Abadi2016], without the noise.
+
+    Args:
+        bound: largest norm of one example's gradient, absolute.
+    """
+
+    def __init__(self, bound: float = math.inf) -> None:
+        self.bound = checked(self, "bound", bound, infinite=True)
+
     def largest_hidden(self, observed: Update) -> dict[str, float]:
         return dict.fromkeys(observed, 0.0)
 
@@ -116,7 +132,7 @@ class PerExampleClipping(Defense):
         return 0.0
 
 
-class DPSGD(Defense):
+class DPSGD(_ClippedExamples):
     """Clips every example's gradient, sums, adds N(0, (noise_multiplier * bound)^2), and divides by the batch size.
 
     Computed as the mean of the clipped gradients plus normal noise, one `randn` per tensor, of standard deviation
@@ -131,8 +147,6 @@ class DPSGD(Defense):
     Source: [Abadi2016], algorithm 1.
     """
 
-    neutral = (("bound", math.inf),)
-
     def __init__(self, bound: float = math.inf, noise_multiplier: float = 0.0) -> None:
         self.bound = checked(self, "bound", bound, infinite=True)
         self.noise_multiplier = checked(self, "noise_multiplier", noise_multiplier)
@@ -142,31 +156,11 @@ class DPSGD(Defense):
                 "bound, such as the median norm of an example's gradient; or set noise_multiplier to 0"
             )
 
-    def prepare(self, model: nn.Module, batch_norm: BatchNormMode = "eval") -> nn.Module:
-        require_separable(model, batch_norm, self)
-        return model
-
-    def transform_per_example(self, gradients: Update, generator: torch.Generator) -> Update:
-        return clipped_examples(gradients, self.bound)
-
-    def example_factors(self, squared_norms: Tensor) -> Tensor:
-        return clip_factors(squared_norms, self.bound)
-
     def transform_update(self, update: Update, round_: Round, generator: torch.Generator) -> Update:
         return with_normal_noise(update, self.released_std(len(round_.batch.images)), generator)
-
-    def simulate_per_example(self, gradients: Update) -> Update:
-        return clipped_examples(gradients, self.bound)
 
     def released_std(self, n_examples: int) -> float:
         return self.noise_multiplier * self.bound / n_examples if self.noise_multiplier else 0.0
 
     def without_noise(self) -> Defense:
         return DPSGD(self.bound)
-
-    def released_information(
-        self, jacobian: Jacobian, round_: Round, std: float, generator: torch.Generator
-    ) -> ReleasedInformation:
-        batch = round_.batch
-        singles = [round_.gradient(batch.examples(i, i + 1)) for i in range(len(batch.images))]
-        return jacobian.released_by_example(singles, self.bound, self.released_std(len(singles)) or std)

@@ -130,6 +130,7 @@ def released(defense: Defense, net: TwoLayerNet, batch: Batch) -> ReleasedInform
         PercentilePrivacy(40.0, gamma=0.05, lr=0.5),
         ExcludedVariables("bias"),
         DPSGD(bound=3.0, noise_multiplier=2 * STD / 3.0),
+        PerExampleClipping(bound=3.0),
     ],
     ids=lambda defense: type(defense).__name__,
 )

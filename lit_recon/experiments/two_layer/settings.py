@@ -64,7 +64,7 @@ class TwoLayerDefense:
     Args:
         values: values of its first argument, the strength.
         defense: the defense without its strength; null: local steps, with `values` as their numbers.
-        relative: values are in units of the norm of the gradient (for DPSGD: of the median norm of an example's).
+        relative: values are in units of the norm of the gradient (of single gradients: of their median norm).
         at: the value at which d, m and B are varied too; default: not varied.
         rate: its column in the table of orders.
         title: for tables; default: the name in the study.

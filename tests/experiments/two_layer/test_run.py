@@ -143,7 +143,7 @@ def test_a_finished_study_is_not_touched_but_grows(
 @pytest.mark.parametrize(
     ("defense", "strength", "words"),
     [
-        ("PerExampleClipping", 2.0, "no bound is known for PerExampleClipping(bound="),
+        ("MixUp", 2.0, "no bound is known for MixUp(alpha="),
         ("LaplaceNoise", 2.0, "no bound is known for LaplaceNoise(scale=0.5)"),
         ("GradientDropout", 2.0, "needs rate in [0, 1]; got 2"),
     ],
@@ -151,7 +151,7 @@ def test_a_finished_study_is_not_touched_but_grows(
 def test_defenses_without_a_bound_are_refused_at_once(
     defense: str, strength: float, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    last = {"defense": {"class_path": defense}, "values": [0.5, strength], "relative": defense == "PerExampleClipping"}
+    last = {"defense": {"class_path": defense}, "values": [0.5, strength], "relative": defense == "MixUp"}
     config = write(tmp_path / "tiny.yaml", defenses={**CONTENT["defenses"], "last": last})
     assert attack(["bounds", "--config", str(config), "--out", str(tmp_path / "runs")]) == 2
     message = capsys.readouterr().err

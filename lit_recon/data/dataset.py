@@ -162,8 +162,7 @@ def relabelled(images: ImageSet, classes: Mapping[int, int] | None) -> ImageSet:
 def without(images: ImageSet, others: Tensor) -> ImageSet:
     """The images that are none of `others`, `(n, c, h, w)` in [0, 1]; a ConfigError if none is left."""
     pixels = (255 * others).round().to(torch.uint8).cpu()
-    given = ImageSet(pixels, torch.zeros(len(pixels), dtype=torch.int64), images.class_names, "given")
-    kept = (~torch.isin(fingerprints(images), fingerprints(given))).nonzero().flatten()
+    kept = (~torch.isin(fingerprints(images), fingerprints(pixels))).nonzero().flatten()
     if not len(kept):
         raise ConfigError(f"no image of {images.name} is left without {len(pixels)} given ones: give other data")
     return images.subset(kept)

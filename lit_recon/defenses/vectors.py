@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from lit_recon.errors import ConfigError
 from lit_recon.records import Update
 
 
-def flatten(update: Update) -> Tensor:
+def flatten(update: Mapping[str, Tensor]) -> Tensor:
     """All coordinates `(p,)`, tensor after tensor."""
     return torch.cat([value.reshape(-1) for value in update.values()])
 

@@ -21,13 +21,13 @@ from lit_recon.attacks.trainset.base import Candidates, ReleasedModel, TrainsetA
 from lit_recon.attacks.trainset.inner import (
     InnerProblem,
     drawn_weights,
-    flatten,
     implicit_gradient,
     is_linear_in_weights,
     need_change,
     newton,
 )
 from lit_recon.attacks.trainset.training import Training
+from lit_recon.defenses.vectors import flatten
 from lit_recon.errors import ConfigError, ThreatModelError, UnsupportedModelError
 from lit_recon.records import Reconstruction
 

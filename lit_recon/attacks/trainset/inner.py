@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,11 +69,6 @@ class InnerProblem:
         """Distance of weights `(p,)` from the released ones, relative to how far the released are from the origin."""
         released = (self.released - self.origin).norm()
         return float((vector.detach() - self.released).norm() / released)
-
-
-def flatten(weights: Mapping[str, Tensor]) -> Tensor:
-    """Weights as one vector `(p,)`, in their order."""
-    return torch.cat([weight.reshape(-1) for weight in weights.values()])
 
 
 def drawn_weights(seen: ReleasedModel, seed: int) -> Weights:

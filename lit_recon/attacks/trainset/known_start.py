@@ -13,8 +13,9 @@ from torch.nn import functional as F
 
 from lit_recon.attacks.base import SimpleState
 from lit_recon.attacks.trainset.base import Candidates, ReleasedModel, TrainsetAttack
-from lit_recon.attacks.trainset.inner import flatten, need_change
+from lit_recon.attacks.trainset.inner import need_change
 from lit_recon.attacks.trainset.training import Weights, named_labels, signs
+from lit_recon.defenses.vectors import flatten
 from lit_recon.errors import ConfigError, ThreatModelError
 from lit_recon.records import Reconstruction
 from lit_recon.solving import least_squares

@@ -37,6 +37,7 @@ from lit_recon.experiments.rero.page import RECORD, TABLE
 from lit_recon.experiments.rero.settings import ReroCell, ReroSettings
 from lit_recon.io.files import write_text
 from lit_recon.measures import MEASURES, Measure
+from lit_recon.metrics.membership import binomial_rate
 from lit_recon.modules.shadows import train_store
 from lit_recon.reporting.record import read_metrics, read_victims
 from lit_recon.reporting.run_folder import RunFolder
@@ -158,18 +159,16 @@ def comparison(prior: PriorSpec, won: Tensor | None, limits: Bounds | None) -> d
 
     `below` is false where the whole interval lies above a certified bound.
     """
-    from scipy.stats import binomtest
-
     found: dict[str, Any] = {"prior": prior.name, **prior.description}
     found |= dict.fromkeys((*_BOUNDS, "n", "success_rate", "low", "high", "below"))
     if limits is not None:
         found |= dataclasses.asdict(limits)
     if won is not None:
         successes, n = int(won.sum()), len(won)
-        interval = binomtest(successes, n).proportion_ci(0.95, method="exact")
-        found |= {"n": n, "success_rate": successes / n, "low": float(interval.low), "high": float(interval.high)}
+        rate = binomial_rate(successes, n)
+        found |= {"n": n, "success_rate": rate.value, "low": rate.low, "high": rate.high}
         if limits is not None and prior.is_certified:
-            found["below"] = bool(interval.low <= limits.tight)
+            found["below"] = rate.low <= limits.tight
     return found
 
 

@@ -18,9 +18,10 @@ from lit_recon.attacks.trainset.bilevel import (
     UnrolledBilevel,
     parameter_distance,
 )
-from lit_recon.attacks.trainset.inner import conjugate_gradients, flatten, newton
+from lit_recon.attacks.trainset.inner import conjugate_gradients, newton
 from lit_recon.attacks.trainset.training import Task, Training
 from lit_recon.data.sources import Digits
+from lit_recon.defenses.vectors import flatten
 from lit_recon.errors import ConfigError, ThreatModelError, UnsupportedModelError
 from lit_recon.models.centered import CenteredMLP
 

@@ -285,7 +285,7 @@ class SteppableAttack(Attack, Generic[S]):
     """An attack that iterates. Subclasses implement `init`, `step` and `result`, and set `steps`.
 
     Drivers call `advance` until `state.step == steps`, then `result`; they save and restore the state in between, and
-    log its loss and curves. `SimpleState` suffices for most attacks; `docs/guide.md` has an example.
+    log its loss and curves. `SimpleState` suffices for most attacks; `docs/extending.md` has an example.
     """
 
     steps: int

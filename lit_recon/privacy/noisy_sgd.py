@@ -1,20 +1,16 @@
-"""Differential privacy of DP-SGD: epsilon and delta of given noise, and the noise for a given epsilon.
+"""Differential privacy of DP-SGD and of the Gaussian mechanism: epsilon and delta of given noise, and the reverse.
 
 Neighbors `add_or_remove_one`: one data set has a record that the other lacks; sums of vectors clipped to norm `C`
 differ by at most `C`. `replace_one`, the relation of Balle et al. 2022: both have `n` records, one of them different;
 the sums differ by at most `2 C`, so that twice the noise is needed for the same epsilon.
 
-Source: Doroshenko et al. 2022, Connect the dots: tighter discrete approximations of privacy loss distributions; Opacus'
-PRV accountant does not terminate below a noise multiplier of about 0.3. Arguments out of their range raise a
-`ConfigError`.
+Functions of `mu`, sensitivity over standard deviation of the noise, are exact, and in log space to allow any epsilon;
+`T` adaptive releases with `mu` each compose to `sqrt(T) mu`. Arguments out of their range raise a `ConfigError`: `mu`
+must be above 0, `delta` strictly between 0 and 1.
 
-Epsilon, delta and `mu` of the Gaussian mechanism, exact, and in log space to allow any epsilon.
-
-`mu` is sensitivity over standard deviation of the noise; `T` adaptive releases with `mu` each compose to `sqrt(T) mu`.
-All functions raise a `ConfigError` for an argument out of its range: `mu` above 0, `delta` strictly between 0 and 1.
-
-Source: [Dong2022], corollary 2.13; Balle and Wang 2018, Improving the Gaussian mechanism for differential privacy,
-theorem 8.
+Sources: Doroshenko et al. 2022, Connect the dots: tighter discrete approximations of privacy loss distributions
+(Opacus' PRV accountant does not terminate below a noise multiplier of about 0.3); [Dong2022], corollary 2.13; Balle
+and Wang 2018, Improving the Gaussian mechanism for differential privacy, theorem 8.
 """
 
 from __future__ import annotations

@@ -106,12 +106,12 @@ class GeneratorModule(LightningModule):
         latents, noise = torch.randn(2, len(real), self.generator.latent_size, generator=random).to(real)
         optimizers = self.optimizers()
         first, *others = optimizers if isinstance(optimizers, list) else [optimizers]
-        loss, figures = real.new_zeros(()), {}
+        loss, metrics = real.new_zeros(()), {}
         if self.critic is not None:
             fake = self.generator(latents)
             judged = critic_loss(self.critic(real), self.critic(fake.detach()))
             self._descend(others[0], judged)
-            figures["critic_loss"] = judged.detach()
+            metrics["critic_loss"] = judged.detach()
             self.critic.requires_grad_(False)
             loss = loss - self.recipe.adversarial * self.critic(fake).mean()
             self.critic.requires_grad_(True)
@@ -119,11 +119,11 @@ class GeneratorModule(LightningModule):
             mean, log_variance = self.encoder(real).chunk(2, dim=1)
             drawn = self.generator(mean + noise * (0.5 * log_variance).exp())
             loss = loss + autoencoder_loss(real, drawn, mean, log_variance, self.recipe.pixel_noise)
-            figures["reconstruction_rmse"] = (drawn - real).detach().square().mean().sqrt()
+            metrics["reconstruction_rmse"] = (drawn - real).detach().square().mean().sqrt()
         self._descend(first, loss)
         self._average(step)
-        figures["generator_loss"] = loss.detach()
-        self.log_dict(figures, on_step=True, on_epoch=True)
+        metrics["generator_loss"] = loss.detach()
+        self.log_dict(metrics, on_step=True, on_epoch=True)
         if step % _DIVERGENCE_EVERY == 0 and not math.isfinite(loss.detach()):
             raise ConfigError(
                 f"the training of the generator diverged at step {step}: lower lr, now {self.recipe.lr:g}"
@@ -230,7 +230,7 @@ def measure_quality(
         "held_out_nearest": public.query(held_out)[1],
         "found": found,
     }
-    figures = {
+    metrics = {
         "sample_nearest_rmse": rmse(samples, images["sample_nearest"]).mean().item(),
         "held_out_nearest_rmse": rmse(held_out, images["held_out_nearest"]).mean().item(),
         "sample_spread_rmse": _spread(samples),
@@ -238,7 +238,7 @@ def measure_quality(
         "search_rmse": rmse(found, held_out).mean().item(),
         "search_mean_image_rmse": rmse(mean, held_out).mean().item(),
     }
-    return figures, images
+    return metrics, images
 
 
 def search_latents(generator: ConvGenerator, images: Tensor, steps: int, seed: int) -> Tensor:

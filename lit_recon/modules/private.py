@@ -21,7 +21,7 @@ from lit_recon.errors import ConfigError, UnsupportedModelError
 from lit_recon.models import Backbone
 from lit_recon.modules.backbone import switch_off_ddp_reduction
 from lit_recon.privacy import Neighbors, PrivateDescent
-from lit_recon.training.module import Figures, ImageBatch, SGDSchedule, TrainingModule
+from lit_recon.training.module import ImageBatch, Metrics, SGDSchedule, TrainingModule
 
 if TYPE_CHECKING:
     from opacus.optimizers import DPOptimizer
@@ -225,10 +225,10 @@ class PrivateBackboneModule(TrainingModule):
             mechanism.reduce_gradients()
         self.releases += 1
 
-    def guarantee(self) -> Figures:
+    def guarantee(self) -> Metrics:
         """Epsilon after the releases so far, with delta, neighbors and mechanism."""
         plan, epsilon = self.plan, self.plan.epsilon(self.releases)
-        none: Figures = {"epsilon": None, "epsilon_reason": "without noise no epsilon is guaranteed"}
+        none: Metrics = {"epsilon": None, "epsilon_reason": "without noise no epsilon is guaranteed"}
         return {
             **(none if math.isinf(epsilon) else {"epsilon": epsilon}),
             "delta": plan.descent.delta,

@@ -30,42 +30,42 @@ UTILITY_FILE = "utility.json"
 BACKBONE_FILE = "backbone.safetensors"
 LAST_CHECKPOINT = "checkpoints/last.ckpt"
 
-#: Flat figures and facts; None has a reason under the same name with `_reason`.
-Figures = dict[str, str | float | None]
+#: Flat metrics and facts; None has a reason under the same name with `_reason`.
+Metrics = dict[str, str | float | None]
 
 _NAMES = ("final_train_loss", "test_loss", "accuracy")
 
 
-def utility_figures(train_loss: float, test_loss: float, accuracy: float, diverged_at: int | None) -> Figures:
+def utility_metrics(train_loss: float, test_loss: float, accuracy: float, diverged_at: int | None) -> Metrics:
     """Metrics of an epoch, unless the loss was no longer finite after step `diverged_at`.
 
     The training loss is that of the original batches, before any defense; the others are those of the test split.
 
-    >>> utility_figures(0.5, 0.6, 0.9, None)
+    >>> utility_metrics(0.5, 0.6, 0.9, None)
     {'final_train_loss': 0.5, 'test_loss': 0.6, 'accuracy': 0.9}
     """
     if diverged_at is not None:
         return without_utility(f"the training diverged: its loss was no longer finite after step {diverged_at}")
-    figures: Figures = {}
+    metrics: Metrics = {}
     for name, value in zip(_NAMES, (train_loss, test_loss, accuracy), strict=True):
         if math.isfinite(value):
-            figures[name] = value
+            metrics[name] = value
         else:
-            figures[name], figures[f"{name}_reason"] = None, "no example was drawn in the last epoch"
-    return figures
+            metrics[name], metrics[f"{name}_reason"] = None, "no example was drawn in the last epoch"
+    return metrics
 
 
-def without_utility(reason: str) -> Figures:
+def without_utility(reason: str) -> Metrics:
     """Utility that was not measured, with the reason."""
     return dict.fromkeys(_NAMES) | {f"{name}_reason": reason for name in _NAMES}
 
 
-def write_utility(folder: Path, figures: Figures) -> None:
+def write_utility(folder: Path, metrics: Metrics) -> None:
     """Write `utility.json` into a run folder, atomically."""
-    write_text(folder / UTILITY_FILE, json.dumps(figures, indent=2, allow_nan=False) + "\n")
+    write_text(folder / UTILITY_FILE, json.dumps(metrics, indent=2, allow_nan=False) + "\n")
 
 
-def read_utility(folder: Path) -> Figures:
+def read_utility(folder: Path) -> Metrics:
     """The utility in a run folder; without the file, none and the reason. CorruptFileError for a damaged file."""
     path = folder / UTILITY_FILE
     if not path.is_file():
@@ -120,7 +120,7 @@ class TrainingModule(LightningModule, ABC):
     """Cross-entropy training; subclasses define the gradient of a step.
 
     Logs `train_loss_step`, `train_loss_epoch`, `test_loss` and `test_accuracy`. A training whose loss is no longer
-    finite stops within 50 steps; `utility`, which holds `utility_figures` and `guarantee` of the last epoch, says so.
+    finite stops within 50 steps; `utility`, which holds `utility_metrics` and `guarantee` of the last epoch, says so.
 
     A training ends early after an epoch with a validation whose mean training loss is at most `until_loss`.
 
@@ -139,7 +139,7 @@ class TrainingModule(LightningModule, ABC):
         self.n_trained.persistent(True)
         self.test_loss, self.test_accuracy = MeanMetric(nan_strategy="disable"), MeanMetric()
         self.until_loss: float | None = None
-        self.utility: Figures = {}
+        self.utility: Metrics = {}
         self._diverged_at: int | None = None
         self._newest_loss = torch.zeros(())
 
@@ -152,7 +152,7 @@ class TrainingModule(LightningModule, ABC):
     def training_step(self, batch: ImageBatch, batch_idx: int) -> Tensor:
         """Mean cross-entropy of a batch, passed to `record_loss`."""
 
-    def guarantee(self) -> Figures:
+    def guarantee(self) -> Metrics:
         """Further facts about the training, such as epsilon, after every epoch; none by default."""
         return {}
 
@@ -190,7 +190,7 @@ class TrainingModule(LightningModule, ABC):
         seen = self.trainer.callback_metrics
         test_loss, accuracy = (float(seen.get(name, math.nan)) for name in ("test_loss", "test_accuracy"))
         self._stop_unless_finite(test_loss)
-        self.utility = {**utility_figures(loss, test_loss, accuracy, self._diverged_at), **said}
+        self.utility = {**utility_metrics(loss, test_loss, accuracy, self._diverged_at), **said}
         self.trainer.should_stop |= self._has_reached_loss()
 
     def _has_reached_loss(self) -> bool:

@@ -23,7 +23,7 @@ from lit_recon.reporting.wording import duration
 _LINE_SECONDS, _BAR_SECONDS = 30.0, 0.5
 
 #: Tensors are read only when they are shown, because reading one waits for the device.
-Figure = float | Tensor
+Shown = float | Tensor
 
 
 class Progress:
@@ -45,8 +45,8 @@ class Progress:
             self._bar.initial += n
             self._bar.update(n)
 
-    def advance(self, n: int, **figures: Figure) -> None:
-        """Count `n` units that were just done, and show figures such as the loss beside them."""
+    def advance(self, n: int, **metrics: Shown) -> None:
+        """Count `n` units that were just done, and show metrics such as the loss beside them."""
         self.done += n
         if self.quiet:
             return
@@ -55,10 +55,10 @@ class Progress:
             self._shown_at = time.monotonic()
         if self._bar is not None:
             if due:
-                self._bar.set_postfix({name: f"{float(value):.4g}" for name, value in figures.items()}, refresh=False)
+                self._bar.set_postfix({name: f"{float(value):.4g}" for name, value in metrics.items()}, refresh=False)
             self._bar.update(n)
         elif due:
-            print(self._line(figures), file=self.stream, flush=True)
+            print(self._line(metrics), file=self.stream, flush=True)
 
     def write(self, text: str) -> None:
         if not self.quiet:
@@ -68,9 +68,9 @@ class Progress:
         if self._bar is not None:
             self._bar.close()
 
-    def _line(self, figures: dict[str, Figure]) -> str:
+    def _line(self, metrics: dict[str, Shown]) -> str:
         seconds = (time.monotonic() - self._started) / max(1, self.done - self._skipped)
-        shown = "".join(f", {name} {float(value):.4g}" for name, value in figures.items())
+        shown = "".join(f", {name} {float(value):.4g}" for name, value in metrics.items())
         if self.done > self.total:  # further starts, and attacks that others make way to, are not planned
             return f"{self.label}: {self.done} {self.unit}, {self.total} planned{shown}, {duration(seconds)} each"
         left = duration(seconds * (self.total - self.done))

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lit_recon.clients.adapters.common import named, path_of
+from lit_recon.clients.adapters.arrays import named, path_of
 from lit_recon.clients.adapters.flower import recording, recording_mod
 from lit_recon.clients.record import RecordedUpdate
 from lit_recon.errors import ConfigError, ShapeError

@@ -22,7 +22,7 @@ from lit_recon.training.module import (
     LAST_CHECKPOINT,
     UTILITY_FILE,
     ExportBackbone,
-    Figures,
+    Metrics,
     SGDSchedule,
     TrainingModule,
     read_utility,
@@ -303,7 +303,7 @@ class Poison(Callback):
             module.model.head.weight.data.fill_(torch.inf)
 
 
-def without_reasons(utility: Figures) -> Figures:
+def without_reasons(utility: Metrics) -> Metrics:
     return {name: value for name, value in utility.items() if not name.endswith("_reason")}
 
 

@@ -41,7 +41,7 @@ from lit_recon.modules.data import BackboneDataModule
 from lit_recon.records import Weights
 from lit_recon.training.module import (
     LAST_CHECKPOINT,
-    Figures,
+    Metrics,
     SGDSchedule,
     TrainingModule,
     read_utility,
@@ -74,7 +74,7 @@ def train(
     minutes: float = 60.0,
     callbacks: tuple[Callback, ...] = (),
     precision: Precision = "32-true",
-) -> tuple[Backbone, Figures]:
+) -> tuple[Backbone, Metrics]:
     (out / LAST_CHECKPOINT).parent.mkdir(parents=True, exist_ok=True)
     data = BackboneDataModule(Digits(), batch_size, padding=1, flip=False, n_train=n_train)
     every = [*callbacks, *training_callbacks(out, data.class_names, data.split_hash, minutes)]

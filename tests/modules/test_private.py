@@ -24,7 +24,7 @@ from lit_recon.modules.data import BackboneDataModule, PoissonBatches
 from lit_recon.modules.private import PrivacyPlan, PrivacySettings, PrivateBackboneModule, private_model
 from lit_recon.privacy import FullBatchSGD, PoissonSGD, PrivateDescent
 from lit_recon.records import Weights
-from lit_recon.training.module import LAST_CHECKPOINT, Figures, SGDSchedule, read_utility, training_callbacks
+from lit_recon.training.module import LAST_CHECKPOINT, Metrics, SGDSchedule, read_utility, training_callbacks
 from lit_recon.training.trainer import TrainerSettings, build_trainer
 
 DIGITS = BackboneDataModule(Digits(), padding=1, flip=False)
@@ -55,7 +55,7 @@ def train(
     n_train: int = 200,
     minutes: float = 60.0,
     callbacks: tuple[Callback, ...] = (),
-) -> tuple[Backbone, Figures]:
+) -> tuple[Backbone, Metrics]:
     (out / LAST_CHECKPOINT).parent.mkdir(parents=True, exist_ok=True)
     data = BackboneDataModule(Digits(), 50, padding=1, flip=False, n_train=n_train)
     data.poisson = module.plan.sampling_rate, module.plan.steps_per_epoch

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from lit_recon.clients.adapters.common import Names, missing, named, path_of
+from lit_recon.clients.adapters.arrays import Names, missing, named, path_of
 from lit_recon.clients.record import Circumstances, RecordedUpdate, Sent, require_form
 from lit_recon.errors import ConfigError
 

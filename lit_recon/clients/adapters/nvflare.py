@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lit_recon.clients.adapters.common import missing, named, path_of
+from lit_recon.clients.adapters.arrays import missing, named, path_of
 from lit_recon.clients.record import Circumstances, RecordedUpdate, Sent
 from lit_recon.errors import ConfigError
 

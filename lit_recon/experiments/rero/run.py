@@ -14,7 +14,7 @@ from lit_recon.experiments.engine.cluster import ClusterSettings
 from lit_recon.experiments.engine.runner import StudyRunner
 from lit_recon.experiments.released_attack.settings import ShadowSettings
 from lit_recon.experiments.rero.page import write_page
-from lit_recon.experiments.rero.score import CellEvaluator, figures, measures, write_record
+from lit_recon.experiments.rero.score import CellEvaluator, measures, study_metrics, write_record
 from lit_recon.experiments.rero.settings import ReroSettings, rero_cells
 from lit_recon.modules.loggers import finish, log_numbers
 from lit_recon.reporting.provenance import environment
@@ -62,7 +62,7 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
         ]
     )
     write_record(folder, record)
-    metrics = figures(record)
+    metrics = study_metrics(record)
     loggers = call.loggers()
     log_numbers(loggers, metrics)
     finish(loggers)

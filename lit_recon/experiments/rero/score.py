@@ -195,7 +195,7 @@ def write_record(folder: RunFolder, record: Mapping[str, Any]) -> None:
     write_text(folder.path / TABLE, csv_text(["cell", *of_cell, *of_prior], rows))
 
 
-def figures(record: Mapping[str, Any]) -> dict[str, Scalar]:
+def study_metrics(record: Mapping[str, Any]) -> dict[str, Scalar]:
     """Scalar metrics of the study under flat keys."""
     cells = record["cells"]
     found: dict[str, Scalar] = {}

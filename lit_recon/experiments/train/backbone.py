@@ -16,7 +16,7 @@ from lit_recon.modules.loggers import finish
 from lit_recon.reporting.provenance import environment
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.writing import write_metrics
-from lit_recon.training.module import BACKBONE_FILE, UTILITY_FILE, Figures, read_utility
+from lit_recon.training.module import BACKBONE_FILE, UTILITY_FILE, Metrics, read_utility
 from lit_recon.training.trainer import check_trainer, configure_process, is_first_process
 
 #: Settings of an attack's backbone that do not apply to a training.
@@ -64,13 +64,13 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
         finish(loggers)
     if is_first_process():
         utility = read_utility(folder.path)
-        facts: Figures = {"epochs": checkpoint.epoch, "split_hash": checkpoint.split_hash, "seed": settings.seed}
+        facts: Metrics = {"epochs": checkpoint.epoch, "split_hash": checkpoint.split_hash, "seed": settings.seed}
         write_metrics(folder, {**utility, **facts, "seconds": time.perf_counter() - started, **environment()})
         _show(utility)
         print(f"backbone    {exported}")
 
 
-def _show(utility: Figures) -> None:
+def _show(utility: Metrics) -> None:
     accuracy, loss, epsilon = (utility.get(name) for name in ("accuracy", "final_train_loss", "epsilon"))
     known = isinstance(accuracy, float)
     print(f"accuracy    {accuracy:.1%}" if known else f"accuracy    none: {utility['accuracy_reason']}")

@@ -11,7 +11,7 @@ from scipy.stats import beta
 
 from lit_recon.bounds.baseline_error import BaselineError
 from lit_recon.experiments.rero.bounds import Bounds, PriorSpec
-from lit_recon.experiments.rero.score import comparison, figures
+from lit_recon.experiments.rero.score import comparison, study_metrics
 
 PRIOR = PriorSpec("one of 10 candidates", BaselineError(math.log(0.1)), candidates=10)
 N = 100
@@ -72,5 +72,5 @@ def test_a_study_counts_what_lies_above_its_bound() -> None:
     rows = [comparison(PRIOR, won(30), limit(tight)) for tight in (0.05, 0.25, 0.9)]
     keys = ("mse", "mse_std", "accuracy", "accuracy_std", "baseline_mean_image_mse", "oracle_mse", "noise_multiplier")
     cell = {"name": "private", "epsilon": 1.0, "n": N, "comparisons": rows, **dict.fromkeys(keys, 0.5)}
-    found = figures({"cells": [cell]})
+    found = study_metrics({"cells": [cell]})
     assert (found["comparisons"], found["comparisons_below"]) == (3, 2)

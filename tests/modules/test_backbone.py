@@ -29,6 +29,7 @@ from lit_recon.training.module import (
     training_callbacks,
 )
 from lit_recon.training.trainer import TrainerSettings, build_trainer
+from tests.modules.killing import KilledError, assert_same
 from tests.processes import outputs, ranks
 
 DIGITS = BackboneDataModule(Digits(), padding=1, flip=False)
@@ -66,10 +67,6 @@ def accuracy_on_digits(model: Backbone) -> float:
     return float((model(DIGITS.test.pixels()).argmax(dim=1) == DIGITS.test.labels).float().mean())
 
 
-class KilledError(Exception):
-    """Stands for a signal that ends the process."""
-
-
 class Kill(Callback):
     """Ends training at the given hook of the given epoch."""
 
@@ -88,11 +85,6 @@ class Kill(Callback):
 
     def on_fit_end(self, trainer: Trainer, module: LightningModule) -> None:
         self._perhaps("fit end", trainer)
-
-
-def assert_same_model(one: Backbone, two: Backbone) -> None:
-    for (name, left), right in zip(one.state_dict().items(), two.state_dict().values(), strict=True):
-        assert torch.equal(left, right), name
 
 
 def test_digits_are_learned_within_seconds(tmp_path: Path) -> None:
@@ -208,7 +200,7 @@ def test_a_killed_training_ends_as_one_left_alone(kill: Kill, minutes: float, tm
     steps = StepCounter()
     resumed = train(plain(seed=1, decay_every=1, decay=0.5), tmp_path / "killed", 4, minutes, steps)
     assert steps.n < 4 * 7
-    assert_same_model(alone.model, resumed.model)
+    assert_same(alone.model, resumed.model)
     assert (resumed.epoch, resumed.accuracy) == (alone.epoch, alone.accuracy)
     assert read_utility(tmp_path / "killed") == read_utility(tmp_path / "alone")
 

@@ -13,7 +13,7 @@ import lit_recon._torchvision
 
 import pytest
 import torch
-from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning import Callback
 from torch import Tensor
 
 from lit_recon.clients import GradientOperator, LocalTraining
@@ -48,6 +48,7 @@ from lit_recon.training.module import (
     training_callbacks,
 )
 from lit_recon.training.trainer import Precision, TrainerSettings, build_trainer
+from tests.modules.killing import Kill, KilledError, assert_same
 
 DIGITS = BackboneDataModule(Digits(), padding=1, flip=False)
 SLOW = SGDSchedule(lr=0.05, decay_every=1, decay=0.5)
@@ -80,11 +81,6 @@ def train(
     every = [*callbacks, *training_callbacks(out, data.class_names, data.split_hash, minutes)]
     trainer = build_trainer(TrainerSettings(accelerator="cpu"), [], every, max_epochs=epochs, precision=precision)
     return load_backbone(train_backbone(trainer, module, data, out)).model, read_utility(out)
-
-
-def assert_same(one: Backbone, two: Backbone) -> None:
-    for (name, left), right in zip(one.state_dict().items(), two.state_dict().values(), strict=True):
-        assert torch.equal(left, right), name
 
 
 @pytest.mark.parametrize("wide", [False, True], ids=["batch norm", "wide layer"])
@@ -279,21 +275,6 @@ def test_local_steps_are_an_ordinary_training(tmp_path: Path) -> None:
     trained, _ = train(DefendedBackboneModule(mlp(), Defense(), server, local), tmp_path, 1, 40, 40)
     for left, right in zip(expected.parameters(), trained.parameters(), strict=True):
         torch.testing.assert_close(left, right, rtol=1e-5, atol=1e-6)
-
-
-class KilledError(Exception):
-    """Stands for a signal that ends the process."""
-
-
-class Kill(Callback):
-    """Ends training before a step."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_train_batch_start(self, trainer: Trainer, module: LightningModule, batch: object, batch_idx: int) -> None:
-        if trainer.global_step == self.step:
-            raise KilledError
 
 
 @pytest.mark.parametrize("step", [3, 5], ids=["epoch start", "mid-epoch"])

@@ -26,6 +26,7 @@ from lit_recon.privacy import FullBatchSGD, PoissonSGD, PrivateDescent
 from lit_recon.records import Weights
 from lit_recon.training.module import LAST_CHECKPOINT, Metrics, SGDSchedule, read_utility, training_callbacks
 from lit_recon.training.trainer import TrainerSettings, build_trainer
+from tests.modules.killing import Kill, KilledError, assert_same
 
 DIGITS = BackboneDataModule(Digits(), padding=1, flip=False)
 PLAIN = SGDSchedule(lr=0.5, momentum=0.0, weight_decay=0.0)
@@ -70,11 +71,6 @@ def batches_of(module: PrivateBackboneModule, n_train: int = 200) -> PoissonBatc
     batches = data.train_dataloader()
     assert isinstance(batches, PoissonBatches)
     return batches
-
-
-def assert_same(one: nn.Module, two: nn.Module) -> None:
-    for (name, left), right in zip(one.state_dict().items(), two.state_dict().values(), strict=True):
-        assert torch.equal(left, right), name
 
 
 def assert_close(one: nn.Module, two: nn.Module, tolerance: float) -> None:
@@ -183,21 +179,6 @@ def test_full_batches_are_accounted_exactly_at_a_large_epsilon(tmp_path: Path) -
     assert utility["epsilon"] == pytest.approx(FullBatchSGD(0.05, 2).epsilon(1e-3))
     assert float(utility["epsilon"] or 0.0) > 400
     assert utility["accountant"] == "closed form (Gaussian)"
-
-
-class KilledError(Exception):
-    """Stands for a signal that ends the process."""
-
-
-class Kill(Callback):
-    """Ends training before a step."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_train_batch_start(self, trainer: Trainer, module: LightningModule, batch: object, batch_idx: int) -> None:
-        if trainer.global_step == self.step:
-            raise KilledError
 
 
 @pytest.mark.parametrize("step", [4, 6], ids=["epoch start", "mid-epoch"])

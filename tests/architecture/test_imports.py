@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -22,28 +21,13 @@ def run_python(code: str) -> str:
     return subprocess.run(command, env=environment, check=True, capture_output=True, text=True, timeout=120).stdout
 
 
-def seconds(code: str, runs: int = 5) -> float:
-    """Shortest wall time of an interpreter that runs `code`: the one that the machine's other work disturbed least."""
-
-    def once() -> float:
-        start = time.perf_counter()
-        run_python(code)
-        return time.perf_counter() - start
-
-    return min(once() for _ in range(runs))
-
-
 def loaded(statement: str, *packages: str) -> set[str]:
     """Those of `packages` that are imported once `statement` has run."""
     return set(run_python(f"import sys\n{statement}\nprint(*sys.modules)").split()) & set(packages)
 
 
 def test_importing_the_package_is_cheap() -> None:
-    assert seconds("import lit_recon") - seconds("pass") < 0.3
-
-
-def test_importing_the_package_does_not_import_torch() -> None:
-    assert not loaded("import lit_recon", "torch", "numpy", "pytorch_lightning")
+    assert not loaded("import lit_recon", "torch", "numpy", "scipy", "matplotlib", "pytorch_lightning")
 
 
 def test_an_attack_needs_no_framework_around_it() -> None:

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
+import pytest
 import torch
 
-from benchmarks.trainer import Timed, measure
+from benchmarks.trainer import Timed, Timing, measure
 from benchmarks.workload import Workload
 from lit_recon.attacks.updates import GradientMatching, KnownLabels, Pixels
 
@@ -12,8 +13,14 @@ def test_every_iteration_after_the_first_is_timed_in_both_forms() -> None:
 
     assert {name: part["n"] for name, part in row["seconds"].items()} == {"bare": 3, "trainer": 3}
     assert row["between_iterations"]["n"] == row["whole_iterations"]["n"] == 1
-    # a difference of two measured times, which a busy machine may turn around
-    assert -1 < row["between_iterations"]["median"] < 1, "the Trainer costs less than an iteration"
+
+
+def test_what_the_trainer_adds_is_a_share_of_a_bare_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
+    warm_up, bare, trainer = Timing([9.0], [9.0]), Timing([2.0, 2.0], [0.25, 0.25]), Timing([3.0, 3.0], [0.75, 0.75])
+    timings = iter([warm_up, warm_up, bare, trainer])
+    monkeypatch.setattr(Timed, "take", lambda _: next(timings))
+    row = measure(rounds=1, steps=1, width=2)
+    assert (row["between_iterations"]["median"], row["whole_iterations"]["median"]) == (0.25, 0.5)
 
 
 def test_timing_changes_nothing() -> None:

@@ -60,7 +60,12 @@ def test_class_names_from_the_file_or_the_caller(tmp_path: Path) -> None:
 
 
 def test_other_arrays_are_ignored(tmp_path: Path) -> None:
-    Npz(write(tmp_path, arrays() | {"train_index": np.arange(30)})).load()
+    content = arrays()
+    plain = Npz(write(tmp_path, content)).load()
+    more = Npz(write(tmp_path, content | {"train_index": np.arange(30)}, "more.npz")).load()
+    for one, other in zip(plain, more, strict=True):
+        assert np.array_equal(one.images, other.images)
+        assert one.labels.tolist() == other.labels.tolist()
 
 
 def test_takes_text_for_a_path(tmp_path: Path) -> None:

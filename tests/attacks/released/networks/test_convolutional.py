@@ -152,6 +152,10 @@ def test_small_images_are_refused_before_shadow_models_are_trained() -> None:
         ConvolutionalReconstructor(**SMALL).bind(Background(sizes=sizes))
     large = Background(sizes=sizes._replace(image_shape=(1, 24, 24)))
     ConvolutionalReconstructor(**SMALL).bind(large)
+    odd = Background(sizes=sizes._replace(image_shape=(1, 28, 30)))
+    for adversarial in (0.0, 1.0):
+        with pytest.raises(ConfigError, match="multiples of 4 pixels; got 28 x 30"):
+            ConvolutionalReconstructor(**{**SMALL, "adversarial": adversarial}).bind(odd)
     ConvolutionalReconstructor(**{**SMALL, "adversarial": 0.0}).bind(Background(sizes=sizes))
 
 

@@ -209,7 +209,8 @@ class ShadowPlan:
     def train_shards(self, store: ShadowStore, shards: Sequence[int], images: ImageSet) -> Iterator[int]:
         reference = self.reference()
         for shard in shards:
-            self.train_shard(store, shard, images, reference)
+            if not store.is_complete(shard, len(images)):  # another process may have stored it meanwhile
+                self.train_shard(store, shard, images, reference)
             yield shard
 
     def exact_sample(self, folder: Path, images: ImageSet) -> ExactSample | None:

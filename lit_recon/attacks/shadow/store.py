@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from filelock import FileLock
 from torch import Tensor
 
 from lit_recon.data import ImageSet
 from lit_recon.errors import ConfigError, CorruptFileError, MissingDataError, ShapeError
-from lit_recon.io.files import parse_json, write_text
+from lit_recon.io.files import LOCK, parse_json, write_text
 from lit_recon.io.tensors import TensorFormat
 
 _VERSION = 1
@@ -76,7 +77,11 @@ class ShadowStore:
 
     def missing(self, n: int) -> list[int]:
         """Shards that hold fewer models than a store of `n` needs; CorruptFileError if one is damaged."""
-        return [shard for shard in self.shards(n) if self._count(shard) < len(self.members(shard, n))]
+        return [shard for shard in self.shards(n) if not self.is_complete(shard, n)]
+
+    def is_complete(self, shard: int, n: int) -> bool:
+        """Whether a shard holds all models that a store of `n` needs of it; CorruptFileError if it is damaged."""
+        return self._count(shard) >= len(self.members(shard, n))
 
     def check(self, images: ImageSet) -> None:
         """Raise ConfigError for a stored model of another image, and CorruptFileError for a damaged shard."""
@@ -88,14 +93,19 @@ class ShadowStore:
                 self._compare(shard, keys[members.start :][:there], images.name)
 
     def write(self, shard: int, differences: Tensor, images: ImageSet) -> None:
-        """Write finite differences `(s, p)` float32 of one shard's models and hashes of their images, atomically."""
+        """Write finite differences `(s, p)` float32 of one shard's models and hashes of their images, atomically.
+
+        A file that already holds as many or more is kept: another process may need fewer models, or more, of one shard.
+        """
         if len(differences) != len(images) or not torch.isfinite(differences).all():
             raise ShapeError(
                 f"shard {shard} needs one finite difference per image; got {tuple(differences.shape)} "
                 f"for {len(images)} images"
             )
         content = {"deltas": differences, "images": image_keys(images)}
-        _SHARD.write(self._path(shard), content, {"store": self._key, "n": len(images)})
+        with FileLock(self.folder / LOCK):
+            if self._count(shard) < len(images):
+                _SHARD.write(self._path(shard), content, {"store": self._key, "n": len(images)})
 
     def read(self, images: ImageSet, feature_map: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         """Differences `(s, p)` float32 of the models of these images, the first `s` shadow targets.
@@ -106,7 +116,7 @@ class ShadowStore:
         keys, differences = image_keys(images), torch.empty(0)
         for shard in self.shards(len(images)):
             members, path = self.members(shard, len(images)), self._path(shard)
-            if self._count(shard) < len(members):
+            if not self.is_complete(shard, len(images)):
                 raise MissingDataError(
                     f"{path} does not exist or is incomplete: train it with `python train.py shadows`"
                 )

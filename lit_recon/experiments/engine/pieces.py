@@ -83,8 +83,8 @@ class Piece:
         title: for the screen.
         work: picklable; called with the absolute path of the folder, in any process; returns what to print.
         needs: folders of the pieces that must be finished before this one starts.
-        shares: name of something that several pieces use and the first one makes, such as a model in a cache: the
-            others start when the first has ended.
+        shares: by the name of something that several pieces use, such as a store of models, how much of it this piece
+            needs; of those that need more than there is, one at a time runs, and makes it.
         results: files in the folder; the piece is finished when all of them are there.
         not_applicable: errors which mean that the piece has no result; it is not tried again then.
     """
@@ -93,7 +93,7 @@ class Piece:
     title: str
     work: Callable[[Path], str]
     needs: tuple[str, ...] = ()
-    shares: str = ""
+    shares: Mapping[str, int] = field(default_factory=dict, hash=False)
     results: tuple[str, ...] = ("metrics.json",)
     not_applicable: tuple[type[Exception], ...] = ()
 

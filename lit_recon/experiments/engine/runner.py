@@ -102,19 +102,20 @@ class StudyRunner:
         waiting = [piece for piece in self.pieces if not self.is_settled(piece)]
         unfinished = {piece.folder for piece in waiting}
         running: list[Piece] = []
-        made: set[str] = set()  # what the first of several pieces has made for the others
+        made: dict[str, int] = {}  # how much of what pieces share ended ones have made for the others
         failed: list[Piece] = []
         while waiting or running:
             for piece in list(waiting):
-                busy = piece.shares and piece.shares not in made and any(p.shares == piece.shares for p in running)
-                if not busy and unfinished.isdisjoint(piece.needs):
+                being_made = {name for other in running for name, n in other.shares.items() if n > made.get(name, 0)}
+                lacking = {name for name, n in piece.shares.items() if n > made.get(name, 0)}
+                if lacking.isdisjoint(being_made) and unfinished.isdisjoint(piece.needs):
                     waiting.remove(piece)
                     running.append(piece)
                     self.folder.failure(piece.folder).unlink(missing_ok=True)
                     executor.submit(piece)
             piece, outcome = executor.next()
             running.remove(piece)
-            made.add(piece.shares)
+            made.update({name: max(n, made.get(name, 0)) for name, n in piece.shares.items()})
             if self._ended(piece, outcome):
                 unfinished.remove(piece.folder)
                 continue

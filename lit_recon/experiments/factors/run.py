@@ -45,7 +45,7 @@ class FactorCellRun:
     def piece(self) -> Piece:
         """The piece of the study."""
         results = ("metrics.json", *files_of(self.cell.measures))
-        return Piece(self.cell.folder, self.cell.title, self, shares=self._store_key(), results=results)
+        return Piece(self.cell.folder, self.cell.title, self, shares=self._stores(), results=results)
 
     def check(self, splits: Splits) -> None:
         """Raise ConfigError for a cell that cannot work; `splits` were drawn for other cells, and get this one's."""
@@ -97,10 +97,15 @@ class FactorCellRun:
             return base, shadows, splits[key], None
         return base, shadows, splits[key], Transfer(TransferSettings(**self.cell.transfer), base, shadows, splits[key])
 
-    def _store_key(self) -> str:
-        """Cells with the same key train the same shadow models, or more of them."""
+    def _stores(self) -> dict[str, int]:
+        """How many shadow models the cell needs, by a key of their store, which other cells may need, too."""
         own = {name: self.cell.settings.get(name) for name in ShadowSettings.__dataclass_fields__}
-        return settings_hash({**own, "split": {**(own["split"] or {}), "shadow": 0}})
+        split, transfer = self.cell.settings["split"], self.cell.transfer
+        stores = {settings_hash({**own, "split": {**split, "shadow": 0}}): split["shadow"]}
+        if transfer is None:
+            return stores
+        new = {settings_hash({**own, "transfer": True}): transfer["shadows"]}  # more shadow targets, another fixed set
+        return {**stores, **new} if transfer["way"] == "adapted" else new
 
 
 def parser(program: str) -> ArgumentParser:

@@ -88,6 +88,23 @@ def test_more_shadow_targets_extend_a_store(tmp_path: Path, plan: ShadowPlan, sh
     assert torch.equal(store.read(shadows), ShadowStore.open(tmp_path / "whole", plan.description).read(shadows))  # type: ignore[union-attr]
 
 
+def test_of_two_that_extend_a_store_at_the_same_time_the_one_that_needs_fewer_models_takes_none_away(
+    tmp_path: Path, plan: ShadowPlan, shadows: ImageSet
+) -> None:
+    few = shadows.subset(torch.arange(7))
+    store = complete(tmp_path, plan, shadows, [])
+    slow, fast = (plan.train_shards(store, store.missing(len(own)), own) for own in (few, shadows))
+    assert next(slow) == 0
+    assert list(fast) == [0, 1, 2, 3]
+    stamps = {path: path.stat().st_mtime_ns for path in tmp_path.glob("shard_*")}
+    plan.train_shard(store, 2, few, plan.reference())  # it had begun before the other one ended
+    assert store.read(shadows).shape == (11, 184)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ShadowPlan, "train_shard", lambda *_: pytest.fail("models are trained twice"))
+        assert list(slow) == [1, 2]
+    assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [

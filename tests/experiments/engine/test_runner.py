@@ -182,8 +182,9 @@ def test_a_piece_runs_after_what_it_needs_and_not_without_it(
     assert order == ["a", "b", "c"]
 
 
-def test_of_pieces_that_share_something_the_first_runs_alone(tmp_path: Path) -> None:
-    submitted: list[list[str]] = []
+def submissions(path: Path, *pieces: Piece) -> list[list[str]]:
+    """Titles of the pieces that are started together, the first ones and those after each that ends."""
+    submitted: list[list[str]] = [[]]
 
     class Noting(ThisProcess):
         def submit(self, piece: Piece) -> None:
@@ -194,12 +195,26 @@ def test_of_pieces_that_share_something_the_first_runs_alone(tmp_path: Path) -> 
             submitted.append([])
             return super().next()
 
-    pieces = [Piece(f"cells/{name}", name, writes(), shares="model" if name < "d" else "") for name in "abcd"]
-    study = StudyRunner(pieces, tmp_path)
+    study = StudyRunner(pieces, path)
     study.open(CONFIG, overwrite=False, grows=())
-    submitted.append([])
     study.run(Noting(study.folder))
-    assert submitted[:2] == [["a", "d"], ["b", "c"]]
+    return submitted
+
+
+def sharing(name: str, **shares: int) -> Piece:
+    return Piece(f"cells/{name}", name, writes(), shares=shares)
+
+
+def test_of_pieces_that_share_something_the_first_runs_alone(tmp_path: Path) -> None:
+    pieces = [sharing(name, **({"model": 1} if name < "d" else {})) for name in "abcd"]
+    assert submissions(tmp_path, *pieces)[:2] == [["a", "d"], ["b", "c"]]
+
+
+def test_of_pieces_that_need_more_of_something_one_at_a_time_makes_it(tmp_path: Path) -> None:
+    sizes = {"few": 8, "many": 16, "same": 8, "most": 59}
+    other = sharing("other", store=8, another=2)
+    found = submissions(tmp_path, *(sharing(name, store=n) for name, n in sizes.items()), other)
+    assert found == [["few"], ["many", "same", "other"], ["most"], [], [], []]
 
 
 def test_an_interruption_ends_the_study_and_the_next_call_resumes(tmp_path: Path) -> None:

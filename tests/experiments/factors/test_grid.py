@@ -341,10 +341,21 @@ def test_cells_that_train_the_same_models_do_not_start_at_the_same_time(tmp_path
         "shadows": {"setting": "split.shadow", "values": [30, 60]},
         "ridge": {"setting": "reconstructor.init_args.ridges", "values": [[1.0]]},
         "rate": {"setting": "descent.lr", "values": [0.1]},
+        "old": {"setting": "transfer.shadows", "values": [0, 9]},
+        "new": {"setting": "transfer.shadows", "values": [9], "settings": {"transfer.way": "scratch"}},
     }
-    grid, study = grid_of(small(tmp_path, factors=more))
-    base, thirty, sixty, ridge, rate = (FactorCellRun(study, cell).piece.shares for cell in grid.cells)
-    assert base == thirty == sixty == ridge != rate
+    grid, study = grid_of(small(tmp_path, factors=more), "--split.shadow", "80")
+    base, thirty, sixty, ridge, rate, *moved = (FactorCellRun(study, cell).piece.shares for cell in grid.cells)
+    ((store, _),) = base.items()
+    assert (base, thirty, sixty, ridge) == ({store: 80}, {store: 30}, {store: 60}, {store: 80})
+    assert list(rate.values()) == [80]
+    assert store not in rate
+    # Models of another fixed set have a store of their own; who adapts a reconstructor needs those of the old one, too.
+    used, adapted, scratch = moved
+    ((another, _),) = scratch.items()
+    assert scratch == {another: 9}
+    assert adapted == {store: 80, another: 9}
+    assert used == {store: 80, another: 0}
 
 
 def test_the_parser_of_a_cell_speaks_plainly() -> None:

@@ -28,7 +28,7 @@ from lit_recon.data import ImageSet
 from lit_recon.data.informed_splits import InformedSplit
 from lit_recon.errors import ConfigError
 from lit_recon.experiments.factors.settings import FactorsSettings, Measure, TransferSettings
-from lit_recon.experiments.released_attack.score import released_store, score_targets, write_reconn
+from lit_recon.experiments.released_attack.score import model_facts, released_store, score_targets, write_reconn
 from lit_recon.experiments.released_attack.settings import ReconnSettings, ShadowSettings
 from lit_recon.experiments.rero.score import accuracies, losses
 from lit_recon.experiments.train.shadows import store_folder
@@ -177,20 +177,28 @@ class Transfer:
         base, shadow = self.attack(plan, folder.checkpoints / "reconstructor"), self.old.shadow
         feature_map = base.access.feature_map(plan, shadow)
         differences = observed = self._trained(trainer, owners, split.targets, feature_map, folder)
+        facts = model_facts(base, self.shadows, split, plan, shadow)
+        facts |= {"n_features": observed.shape[1], "n_shadow": self.how.shadows}
+        used: list[tuple[str, Plan, ImageSet]] = []
         if self.how.shadows:
             models = self.shadows.shadow_models(plan, split)
             differences = self._trained(trainer, models, split.shadow, feature_map)
-        facts = {**self.shadows.facts(split), "n_shadow": self.how.shadows}
+            used = [("", models, split.shadow)]
         if self.how.way == "adapted":
             facts |= {"n_fixed_before": len(self.old.fixed), "n_shadow_before": len(shadow)}
             before = self.shadows.plan(self.old, device)
             models = self.shadows.shadow_models(before, self.old)
             known = self._trained(trainer, models, shadow, base.access.feature_map(before, shadow))
+            used = [("First training set: ", models, shadow), *used]
             fitted = base.reconstructor.fitted(known, shadow.pixels(), shadow.labels, split.fixed.n_classes)
             learner = base.reconstructor if self.how.shadows else None
             base = dataclasses.replace(base, reconstructor=Adapted(fitted, learner))
         held = torch.cat([part.images for part in self.held])
         outcome = score_targets(base, split, differences, observed, held)
+        for of, models, images in used:
+            there, n = store_folder(self.shadows, models, images), len(images)
+            facts |= models.facts(there, n)
+            outcome.notes.extend(f"{of}{note}" for note in models.notes(there, n))
         facts |= {"seconds": time.perf_counter() - started, **environment(device)}
         write_reconn(folder, split, outcome, facts)
 

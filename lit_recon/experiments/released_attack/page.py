@@ -58,7 +58,7 @@ def grants(record: RunRecord) -> list[Grant]:
     which = ": every model, released or shadow, has its own" if fresh else ""
     if earlier is not None:
         which = f": those of a model that was trained on {earlier} other images before"
-    seen = record.text("seen") or "its weights"
+    seen = record.text("seen") or "what the setting `access` says"
     shadows = Grant(True, f"{record.text('n_shadow')} other images of the same shape, to train shadow models on.")
     if record.number("n_shadow") == 0:
         shadows = Grant(False, "Shadow models of this training set.")

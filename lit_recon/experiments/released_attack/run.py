@@ -12,7 +12,13 @@ from lit_recon.attacks.shadow import ShadowStore, deltas, load_released
 from lit_recon.errors import ConfigError
 from lit_recon.experiments.call import Call
 from lit_recon.experiments.configuration import SAME_RUN, settings_parser
-from lit_recon.experiments.released_attack.score import classifier_of, score_targets, shown_mse, write_reconn
+from lit_recon.experiments.released_attack.score import (
+    classifier_of,
+    model_facts,
+    score_targets,
+    shown_mse,
+    write_reconn,
+)
 from lit_recon.experiments.released_attack.settings import ReconnSettings, ShadowSettings
 from lit_recon.experiments.train.shadows import announce, store_folder
 from lit_recon.modules.loggers import finish, log_numbers
@@ -45,7 +51,7 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     trainer = build_trainer(shadows.trainer, loggers=[], float64=True)
     device = str(trainer.strategy.root_device)
     plan = shadows.plan(split, device)
-    seen, released = settings.access.describe(plan.network, split.shadow), None
+    described, released = model_facts(settings, shadows, split, plan, split.shadow), None
     if settings.released is not None:
         steps = 1 + len(shadows.descent.snapshots)
         released = load_released(settings.released, plan.network, len(split.targets), steps)
@@ -76,18 +82,12 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
         feature_map = settings.access.feature_map(plan, split.shadow)
         features = feature_map(observed)
         facts: dict[str, Scalar] = {
-            **shadows.facts(split),
+            **described,
             "execution": store.execution,
             "processes": trainer.world_size,
             "shadow_seconds": trained,
-            "seen": seen.shown,
             "n_features": features.shape[1],
         }
-        if seen.hidden:
-            facts["hidden"] = seen.hidden
-        if shadows.descent.snapshots:
-            facts["released_steps"] = ", ".join(map(str, plan.known.kept_steps))
-        facts |= shadows.privacy()
         outcome = score_targets(settings, split, store.read(split.shadow, feature_map), features)
         facts |= models.facts(stored, len(split.shadow))
         outcome.notes.extend(models.notes(stored, len(split.shadow)))

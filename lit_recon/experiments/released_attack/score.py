@@ -15,7 +15,7 @@ from lit_recon.data import ImageSet
 from lit_recon.data.informed_splits import InformedSplit
 from lit_recon.errors import MissingDataError, ShapeError
 from lit_recon.experiments.released_attack.page import write_page
-from lit_recon.experiments.released_attack.settings import ReconnSettings
+from lit_recon.experiments.released_attack.settings import ReconnSettings, ShadowSettings
 from lit_recon.measures import MEASURES, Measure
 from lit_recon.metrics import (
     MeanImage,
@@ -57,6 +57,19 @@ def released_store(plan: ShadowPlan, folder: RunFolder) -> ShadowStore:
     if store is None:
         raise MissingDataError(f"{there} is not there: repeat the cell by deleting {folder.path}")
     return store
+
+
+def model_facts(
+    settings: ReconnSettings, shadows: ShadowSettings, split: InformedSplit, plan: ShadowPlan, public: ImageSet
+) -> dict[str, Scalar]:
+    """Entries of a run's record about its models, and what an adversary who holds the `public` images sees of them."""
+    seen = settings.access.describe(plan.network, public)
+    facts: dict[str, Scalar] = {**shadows.facts(split), "seen": seen.shown, **shadows.privacy()}
+    if seen.hidden:
+        facts["hidden"] = seen.hidden
+    if shadows.descent.snapshots:
+        facts["released_steps"] = ", ".join(map(str, plan.known.kept_steps))
+    return facts
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,11 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from safetensors.torch import load_file
 
-from lit_recon.attacks.released import FirstLayerRidge
-from lit_recon.attacks.shadow import GradientDescent
 from lit_recon.cli.entry import named_by_content
 from lit_recon.data import ImageSet
-from lit_recon.data.informed_splits import InformedSplit, InformedSplitSettings
-from lit_recon.errors import ConfigError, LitReconError, ThreatModelError
+from lit_recon.data.informed_splits import InformedSplit
+from lit_recon.errors import ConfigError, LitReconError
 from lit_recon.experiments.configuration import instantiated, resolved, settings_of
 from lit_recon.experiments.factors import run as factors
 from lit_recon.experiments.factors.measures import Transfer
@@ -31,9 +28,6 @@ from lit_recon.experiments.factors.settings import (
     check_base,
 )
 from lit_recon.experiments.released_attack.settings import RECONN, ReconnSettings, ShadowSettings
-from lit_recon.metrics import NearestPublic
-from lit_recon.reporting.record import read_metrics
-from lit_recon.reporting.run_folder import RunFolder
 
 CONFIGS = Path(__file__).parents[3] / "configs" / "reconn"
 NETWORK = {"class_path": "ReleasedMLP", "init_args": {"hidden": [10], "activation": "elu"}}
@@ -267,43 +261,6 @@ def test_another_fixed_set_shares_no_image_with_the_old_one(split: InformedSplit
     assert everything[0] == everything[1]
     with pytest.raises(ConfigError, match="at most split.shadow=3000; got 3001"):
         _ = Transfer(TransferSettings(3001), ReconnSettings(), ShadowSettings(), split).split
-
-
-def test_who_needs_the_training_is_told_it_or_refused(tmp_path: Path) -> None:
-    shadows = ShadowSettings(
-        split=InformedSplitSettings(20, 80, 6),
-        descent=GradientDescent(steps=10),
-        execution="batched_mlp",
-        cache=tmp_path,
-    )
-    first, old = ReconnSettings(reconstructor=FirstLayerRidge()), shadows.drawn()
-    scratch = Transfer(TransferSettings(70, "scratch"), first, shadows, old)
-    plan = shadows.plan(scratch.split)
-    with pytest.raises(ThreatModelError, match="knows its fixed set: use KernelRidge"):
-        Transfer(TransferSettings(70), first, shadows, old).attack(plan)
-    folder = RunFolder.open(tmp_path / "run", "seed: 0")
-    scratch.run(folder)
-    metrics = read_metrics(folder.metrics)
-    assert metrics["rank_one_share"] > 0.99
-    assert metrics["mse"] < 0.8 * metrics["baseline_mean_image_mse"]
-
-
-@pytest.mark.parametrize("n", [0, 30])
-def test_who_adapts_a_reconstructor_holds_the_images_of_both_sets(tmp_path: Path, n: int) -> None:
-    shadows = ShadowSettings(
-        split=InformedSplitSettings(20, 80, 6),
-        descent=GradientDescent(steps=10),
-        execution="batched_mlp",
-        cache=tmp_path,
-    )
-    adapted = Transfer(TransferSettings(n), ReconnSettings(), shadows, shadows.drawn())
-    folder = RunFolder.open(tmp_path / "run", "seed: 0")
-    adapted.run(folder)
-    held = torch.cat([adapted.split.fixed.images, adapted.old.fixed.images, adapted.old.shadow.images])
-    nearest = NearestPublic(held).query(adapted.split.targets.pixels())[1]
-    assert torch.equal(load_file(folder.reconstructions)["nearest_public"], nearest)
-    metrics = read_metrics(folder.metrics)
-    assert [metrics[key] for key in ("n_shadow", "n_fixed_before", "n_shadow_before")] == [n, 20, 80]
 
 
 def test_a_reconstructor_that_cannot_work_is_refused_before_training(

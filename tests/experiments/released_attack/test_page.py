@@ -50,9 +50,10 @@ def test_what_training_began_from_is_named(initialization: object, known: bool, 
 
 
 def test_what_was_seen_of_the_model_is_named() -> None:
-    whole = told({"batch_size": None})
+    whole = told({"batch_size": None}, seen="its weights")
     assert whole["Of the released model its weights, its architecture, and the optimizer that trained it."]
     assert not any("mini-batch" in text or "several steps" in text for text in whole)
+    assert not any("its weights" in text for text in told({}))  # an old record that does not say what was seen
     part = told({}, seen="its logits for 9 images", hidden="Any of its weights.", released_steps="4, 20")
     assert part["Of the released model its logits for 9 images, its architecture, and the optimizer that trained it."]
     assert part["The same after several steps of training: 4, 20."]

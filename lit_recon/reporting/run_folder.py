@@ -104,7 +104,7 @@ class RunFolder:
     def how_to_finish(self) -> str:
         """The command line that resumes an interrupted run."""
         where = shlex.join(["--config", str(self.config), "--out", str(self.path)])
-        command = self.command or "attack.py run"
+        command = (self.command or "attack.py run").removeprefix("python ")
         return f"{'python ' if '.py ' in command else ''}{command} {where}"
 
     @property

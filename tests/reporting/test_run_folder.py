@@ -228,6 +228,8 @@ def test_the_command_is_recorded_and_survives_a_second_opening(tmp_path: Path) -
     assert folder.how_to_finish == f"python reconn.py glm --config {folder.config} --out {tmp_path}"
     assert RunFolder.open(tmp_path / "installed", marked(CONFIG, "lit-recon reconn glm")).kind == "reconn glm"
     assert RunFolder.open(tmp_path / "without", CONFIG).kind == ""
+    named = RunFolder.open(tmp_path / "named", marked(CONFIG, "python reconn.py glm"))
+    assert named.how_to_finish == f"python reconn.py glm --config {named.config} --out {named.path}"
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "config.yaml").write_text("# `rm -rf`\n")
     assert RunFolder(tmp_path / "foreign").command == ""

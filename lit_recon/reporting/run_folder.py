@@ -17,17 +17,24 @@ from lit_recon.reporting.provenance import differences, parse_settings, read_set
 IGNORED_SETTINGS = ("config", "out", "overwrite")
 #: How the first line of a run's `config.yaml` begins; the command that made the run follows.
 _MARK = "# lit_recon run"
+#: In that line of a cell that its study alone can repeat.
+_CELL = "a cell of the study in ../.."
 _SHOWN_DIFFERENCES = 8
 
 
-def marked(config_text: str, command: str = "") -> str:
+def marked(config_text: str, command: str = "", study: str = "") -> str:
     r"""A configuration with a first line that names the command of the run, such as `attack.py run`.
+
+    Where that command cannot repeat the run, the line names the command of its `study`, two folders above.
 
     >>> marked("seed: 0", "attack.py run")
     '# lit_recon run of `attack.py run`: pass this file to --config, with another --out, to repeat it.\nseed: 0'
     """
     of = f" of `{command}`" if command else ""
-    return f"{_MARK}{of}: pass this file to --config, with another --out, to repeat it.\n{config_text}"
+    how = "pass this file to --config, with another --out, to repeat it"
+    if study:
+        how = f"{_CELL}; to repeat it, delete this folder and resume that study by {study}"
+    return f"{_MARK}{of}: {how}.\n{config_text}"
 
 
 #: Files and folders that a study leaves besides those of a run.
@@ -102,7 +109,9 @@ class RunFolder:
 
     @property
     def how_to_finish(self) -> str:
-        """The command line that resumes an interrupted run."""
+        """The command line that resumes an interrupted run; for a cell that its study alone can resume, the study's."""
+        if _CELL in self._first_line:
+            return RunFolder(self.path.absolute().parent.parent).how_to_finish
         where = shlex.join(["--config", str(self.config), "--out", str(self.path)])
         command = (self.command or "attack.py run").removeprefix("python ")
         return f"{'python ' if '.py ' in command else ''}{command} {where}"

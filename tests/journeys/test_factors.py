@@ -15,6 +15,7 @@ from jsonargparse import ArgumentParser, Namespace
 from lit_recon import cli
 from lit_recon.errors import ShapeError
 from lit_recon.experiments.released_attack import run as reconn_run
+from lit_recon.reporting.run_folder import RunFolder
 
 Run = Callable[..., tuple[int, str, str]]
 SMALL: dict[str, Any] = {
@@ -123,6 +124,10 @@ def test_cells_are_runs_of_their_own(folder: Path) -> None:
         errors = [float(own["mse"]) for own in csv.DictReader((cell / "victims.csv").read_text().splitlines())]
         assert float(row["mse"]) == pytest.approx(sum(errors) / 12)
         assert (cell / "report.html").is_file()
+    base, moved = (RunFolder(folder / rows(folder)[key]["folder"]) for key in (("base", ""), ("transfer", "0 old")))
+    assert "pass this file to --config" in base.config.read_text()
+    assert "pass this file to --config" not in moved.config.read_text()  # `reconn.py run` knows no transfer
+    assert moved.how_to_finish == f"python reconn.py factors --config {folder / 'config.yaml'} --out {folder}"
     relu = folder / rows(folder)["activation", "relu"]["folder"]
     gradients = json.loads((relu / "gradients.json").read_text())
     assert gradients["steps"] == [0, 20]

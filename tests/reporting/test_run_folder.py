@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock, Timeout
 
-from lit_recon.errors import ConfigError, CorruptFileError, RunExistsError
+from lit_recon.errors import ConfigError, CorruptFileError, MissingDataError, RunExistsError
 from lit_recon.io.files import holding
 from lit_recon.reporting.run_folder import IGNORED_SETTINGS, RunFolder, marked
 from lit_recon.reporting.writing import write_metrics
@@ -233,6 +233,18 @@ def test_the_command_is_recorded_and_survives_a_second_opening(tmp_path: Path) -
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "config.yaml").write_text("# `rm -rf`\n")
     assert RunFolder(tmp_path / "foreign").command == ""
+
+
+def test_a_cell_that_its_study_alone_repeats_is_finished_by_the_study(tmp_path: Path) -> None:
+    study = RunFolder.open(tmp_path, marked(CONFIG, "reconn.py factors"))
+    cell = RunFolder.open(tmp_path / "cells" / "a", marked(CONFIG, "reconn.py run", "reconn.py factors"))
+    assert cell.command == "reconn.py run"  # its page is that of any run
+    first = cell.config.read_text().splitlines()[0]
+    assert "pass this file" not in first
+    assert "a cell of the study in ../..; to repeat it, delete this folder and resume that study by reconn.py" in first
+    assert cell.how_to_finish == study.how_to_finish
+    with pytest.raises(MissingDataError, match=rf"an unfinished run .*reconn.py factors --config {study.config} --out"):
+        cell.require_finished()
 
 
 def test_only_settings_that_exist_are_ignored() -> None:

@@ -30,6 +30,8 @@ from lit_recon.training.trainer import check_trainer, configure_process
 #: Names and keys of the metrics that are printed of a finished cell.
 _SHOWN = (("MSE", "mse"), ("nearest other image", "oracle_mse"))
 
+#: The command of a study, which alone knows `transfer`.
+_STUDY = "reconn.py factors"
 #: Splits by the settings that they are drawn from.
 Splits = dict[str, InformedSplit]
 
@@ -76,7 +78,7 @@ class FactorCellRun:
                 RECONN.run(cell.settings, path)
             else:
                 whole = {**cell.settings, "name": path.name, "transfer": cell.transfer}
-                RunFolder.open(path, marked(yaml.safe_dump(whole, sort_keys=False), RECONN.name))
+                RunFolder.open(path, marked(yaml.safe_dump(whole, sort_keys=False), RECONN.name, _STUDY))
                 transfer.run(folder)
         split = drawn if transfer is None else transfer.split
         plan = shadows.plan(split, check_trainer(shadows.trainer, float64=True).device)

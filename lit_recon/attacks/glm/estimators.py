@@ -8,6 +8,7 @@ except the solver liblinear. Estimators do not store `sample_weight`; reconstruc
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,10 +22,11 @@ if TYPE_CHECKING:
 
 #: Gradients above this give errors above it, as residuals are rarely far above 1.
 _LOOSE = 1e-6
-#: Solvers that stop on the largest entry of the mean loss's gradient, and the smallest value that it reaches. L-BFGS
-#: also stops where the loss changes by less than 64 float64 steps: at a gradient of about the root of that.
+#: Solvers that stop on the largest entry of the mean loss's gradient, and an estimate of the smallest value that it
+#: reaches. L-BFGS also stops where the loss changes by less than 64 float64 steps, at a gradient of about the root of
+#: that: more where the loss is large or curves much, as of Poisson regression.
 _GRADIENT_FLOORS = {"lbfgs": math.sqrt(64 * np.finfo(np.float64).eps), "newton-cholesky": 0.0, "newton-cg": 0.0}
-#: How far a gradient may be from 0 (None: unknown), and notes on it.
+#: An estimate of how far a gradient is from 0 (None: unknown), and notes on it.
 _Accuracy = tuple[float | None, tuple[str, ...]]
 
 
@@ -41,7 +43,8 @@ def from_ridge(estimator: Ridge) -> ReleasedGLM | ReleasedWithoutIntercept:
     if np.ndim(estimator.alpha):
         raise UnsupportedModelError("Ridge: one alpha is expected; got an array: fit one estimator per target")
     direct = estimator.solver_ in ("cholesky", "svd")
-    return _least_squares(estimator, float(estimator.alpha), (0.0, ()) if direct else _unknown(estimator.solver_))
+    found = _least_squares(estimator, float(estimator.alpha), (0.0, ()) if direct else _unknown(estimator.solver_))
+    return replace(found, dual=estimator.solver_ == "cholesky")
 
 
 def from_poisson_regressor(estimator: PoissonRegressor, n_examples: int) -> ReleasedGLM:
@@ -113,7 +116,7 @@ def _require(estimator: Any, parameter: str, allowed: list[object]) -> None:
 
 
 def _tolerance(estimator: Any, n_iterations: int, n_examples: int) -> _Accuracy:
-    """Upper bound on the sum's gradient after an iterative solver."""
+    """Estimate of the sum's gradient after an iterative solver."""
     if n_examples < 1:
         raise ShapeError(f"n_examples must be at least 1; got {n_examples}")
     name = type(estimator).__name__

@@ -127,8 +127,8 @@ _MARGIN = 100.0
 class GLMReconstruction:
     """The missing record.
 
-    `error` is an upper estimate of the largest error of an input: `condition` times the largest of the gradient that
-    the solver may have left, the gradient's rounding error, and a target gap that contradicts both.
+    `error` is an estimate of the largest error of an input, and no bound: `condition` times the largest of the gradient
+    that the solver may have left, the gradient's rounding error, and a target gap that contradicts both.
     """
 
     inputs: Array  # `(d,)`, without the constant

@@ -31,9 +31,10 @@ class ReleasedGLM:
         family: of the target.
         coefficients: `(d+1,)`, the intercept first; for k classes `(k, d+1)`.
         penalties: of the same shape, each at least 0; that of an intercept is 0 if it is not regularized.
-        gradient_error: upper bound on the entries of the sum's gradient at the coefficients, 0 for a direct solver and
-            None if not known.
+        gradient_error: estimate of the largest entry of the sum's gradient at the coefficients, 0 for a direct solver
+            and None if not known.
         notes: copied to every reconstruction.
+        dual: whether a ridge regression was solved for a number per record if it has more inputs than records.
     """
 
     family: Family
@@ -41,6 +42,7 @@ class ReleasedGLM:
     penalties: Array
     gradient_error: float | None = 0.0
     notes: tuple[str, ...] = ()
+    dual: bool = False
 
     def __post_init__(self) -> None:
         shape = self.coefficients.shape
@@ -105,8 +107,11 @@ class ReleasedGLM:
         )
 
     def _rounding(self, constant: Array, targets: Array, predictors: Array) -> Array:
-        """Bound on the rounding error of the gradient's entries, also within a backward stable solver, `(k, d+1)`."""
+        """Estimate of the rounding error of the gradient's entries, also within a direct solver, `(k, d+1)`."""
         sizes, magnitudes = np.abs(constant), np.abs(np.atleast_2d(self.coefficients))
+        if self.dual:
+            penalty = float(self.penalties[-1])
+            magnitudes[:, 1:] = _dual_terms(magnitudes[:, 1:], sizes[:, 1:], predictors - targets, penalty)
         residuals = self.family.slope(predictors) * (sizes @ magnitudes.T) + np.abs(targets)
         return np.asarray(np.finfo(np.float64).eps * (residuals.T @ sizes + self.penalties * magnitudes))
 
@@ -136,13 +141,14 @@ class ReleasedWithoutIntercept:
     Args:
         coefficients: `(d,)`, else ShapeError.
         penalty: at least 0.
-        gradient_error, notes: as for `ReleasedGLM`.
+        gradient_error, notes, dual: as for `ReleasedGLM`.
     """
 
     coefficients: Array
     penalty: float = 0.0
     gradient_error: float | None = 0.0
     notes: tuple[str, ...] = ()
+    dual: bool = False
 
     def __post_init__(self) -> None:
         if self.coefficients.ndim != 1 or not len(self.coefficients):
@@ -157,8 +163,12 @@ class ReleasedWithoutIntercept:
         largest possible value, by more than its error is wrong.
         """
         inputs, targets = check_known(known_inputs, known_targets, len(self.coefficients))
-        theta, magnitudes, sizes = self.coefficients, np.abs(self.coefficients), np.abs(inputs)
-        direction = inputs.T @ (inputs @ theta - targets) + self.penalty * theta
+        theta, sizes = self.coefficients, np.abs(inputs)
+        residuals = inputs @ theta - targets
+        direction = inputs.T @ residuals + self.penalty * theta
+        magnitudes = np.abs(theta)
+        if self.dual:
+            magnitudes = _dual_terms(magnitudes, sizes, residuals, self.penalty)
         magnitude = sizes.T @ (sizes @ magnitudes + np.abs(targets)) + self.penalty * magnitudes
         rounding = float(np.finfo(np.float64).eps * magnitude.max())
         # The direction is inputs times residual: it vanishes with either.
@@ -168,8 +178,8 @@ class ReleasedWithoutIntercept:
         # Rounding can make the discriminant, the square of y - 2p, slightly negative.
         root = math.sqrt(max(0.0, target**2 - 4 * product))
         larger = (target + math.copysign(root, target)) / 2
-        residuals = sorted((larger, product / larger if larger else 0.0), key=abs)
-        first, second = (self._candidate(direction, residual, root, target, error) for residual in residuals)
+        roots = sorted((larger, product / larger if larger else 0.0), key=abs)
+        first, second = (self._candidate(direction, residual, root, target, error) for residual in roots)
         within = [bounds is not None and _is_within(found, *bounds) for found in (first, second)]
         return TwoCandidates((first, second), within.index(True) if sum(within) == 1 else None)
 
@@ -191,6 +201,16 @@ class ReleasedWithoutIntercept:
             target_gap=None,
             notes=self.notes,
         )
+
+
+def _dual_terms(magnitudes: Array, sizes: Array, residuals: Array, penalty: float) -> Array:
+    """Sizes of the terms that coefficients of these `magnitudes` are sums of, for known records of `sizes` `(n, d)`.
+
+    A solver of the dual problem adds up the records, each times its residual over the penalty, where there are more
+    inputs than records: the terms can be far larger than their sum.
+    """
+    n, d = sizes.shape
+    return np.asarray((np.abs(residuals) / penalty).T @ sizes) if penalty and n + 1 < d else magnitudes
 
 
 def _is_within(found: GLMReconstruction, low: float, high: float) -> bool:

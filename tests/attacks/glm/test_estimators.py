@@ -75,6 +75,22 @@ def test_ridge_regression_gives_a_digit_away(solver: str) -> None:
     _check_exact(released, labels)
 
 
+@pytest.mark.parametrize("intercept", [True, False])
+def test_the_estimate_holds_where_ridge_regression_has_more_inputs_than_records(intercept: bool) -> None:
+    images, labels = (part[:50] for part in _digits())
+    released = from_ridge(_model("Ridge", alpha=1e-3, fit_intercept=intercept).fit(images, labels))
+    for missing in range(0, 50, 10):
+        others = np.arange(50) != missing
+        if isinstance(released, ReleasedGLM):
+            found = released.reconstruct(images[others], labels[others])
+            error = np.abs(found.inputs - images[missing]).max()
+        else:
+            both = released.reconstruct(images[others], labels[others], labels[missing]).candidates
+            found, error = min(((c, np.abs(c.inputs - images[missing]).max()) for c in both), key=lambda pair: pair[1])
+        assert found.error is not None
+        assert error < found.error < 1e5 * error
+
+
 @pytest.mark.parametrize("alpha", [0.0, 1e-3])
 def test_poisson_regression_gives_a_digit_away(alpha: float) -> None:
     images, labels = _digits()

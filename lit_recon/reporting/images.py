@@ -27,7 +27,10 @@ _BLOCK = 140  # smallest width of its columns
 
 
 def png(image: ArrayLike) -> bytes:
-    """An image `(c, h, w)` in [0, 1], of one (grey) or three (RGB) channels, as a PNG of `w` by `h` pixels."""
+    """An image `(c, h, w)` in [0, 1] as a PNG of `w` by `h` pixels.
+
+    Three channels are RGB; of other numbers the mean over the channels is drawn in grey.
+    """
     return _encoded(Image.fromarray(_pixels(image)))
 
 
@@ -40,7 +43,7 @@ def data_uri(image: ArrayLike | bytes, kind: str = "png") -> str:
 def image_grid(rows: Mapping[str, ArrayLike], columns: int = 10) -> bytes:
     """A PNG with one row of images `(n, c, h, w)` in [0, 1] per label, wrapped after `columns` columns.
 
-    A ShapeError says that rows differ in shape or are empty, or images have neither one nor three channels.
+    Images are drawn as by `png`. A ShapeError says that rows differ in shape or are empty.
     """
     stacks = {label: np.asarray(images) for label, images in rows.items()}
     n, _, height, width = _common_shape(stacks.values())
@@ -200,7 +203,9 @@ def _encoded(image: Image.Image) -> bytes:
 
 def _pixels(image: ArrayLike) -> NDArray[np.uint8]:
     array = np.asarray(image)
-    if array.ndim != 3 or array.shape[0] not in (1, 3):
-        raise ShapeError(f"an image to draw must be (1, h, w) or (3, h, w); got {array.shape}")
+    if array.ndim != 3 or array.shape[0] == 0:
+        raise ShapeError(f"an image to draw must be (c, h, w) with at least one channel; got {array.shape}")
+    if array.shape[0] not in (1, 3):
+        array = array.mean(axis=0, keepdims=True)
     pixels = np.rint(array.clip(0, 1) * 255).astype(np.uint8)
     return pixels[0] if len(pixels) == 1 else np.ascontiguousarray(pixels.transpose(1, 2, 0))

@@ -37,10 +37,18 @@ def test_the_same_image_gives_the_same_bytes() -> None:
     assert image_grid({"a": stack, "b": stack}) == image_grid({"a": stack.copy(), "b": stack.copy()})
 
 
-@pytest.mark.parametrize("shape", [(2, 4, 4), (4, 4, 3), (4, 4), (1, 3, 4, 4)])
+@pytest.mark.parametrize("shape", [(0, 4, 4), (4, 4), (1, 3, 4, 4)])
 def test_what_is_no_image_is_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ShapeError, match=r"must be \(1, h, w\) or \(3, h, w\)"):
+    with pytest.raises(ShapeError, match=r"must be \(c, h, w\) with at least one channel"):
         png(np.zeros(shape))
+
+
+@pytest.mark.parametrize("channels", [2, 4])
+def test_of_other_numbers_of_channels_the_mean_is_drawn(channels: int) -> None:
+    stack = levels(2, channels, 64, 64) / np.float32(255)
+    grey = stack.mean(axis=1, keepdims=True)
+    assert png(stack[0]) == png(grey[0])
+    assert image_grid({"found": stack}) == image_grid({"found": grey})
 
 
 @pytest.mark.parametrize(("side", "scale"), [(8, 8), (28, 3), (32, 2), (64, 1), (100, 1)])

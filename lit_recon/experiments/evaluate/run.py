@@ -32,7 +32,7 @@ from lit_recon.experiments.evaluate.results import Evaluation
 from lit_recon.experiments.evaluate.settings import EvaluateSettings
 from lit_recon.experiments.evaluate.tables import comparisons, csv_table
 from lit_recon.experiments.settings import AttackSettings, BoundSettings
-from lit_recon.experiments.update_attack.bound import Jacobians, bound_facts, update_bound
+from lit_recon.experiments.update_attack.bound import MORE_THAN_THE_UPDATE, Jacobians, bound_facts, update_bound
 from lit_recon.experiments.update_attack.run import sent_out, victim_data
 from lit_recon.experiments.victim_model import find_target
 from lit_recon.io.files import write_text
@@ -112,6 +112,8 @@ def _bound(cell: GridCell, settings: AttackSettings, shared: dict[str, Any], lar
     std = seen_in_mean(defense, settings.client.n_clients).released_std(settings.victims.batch_size)
     if std == 0:
         raise ConfigError("without noise an update may determine its images exactly: the only bound is 0")
+    if _knows_statistics(cell.settings):
+        raise ConfigError(MORE_THAN_THE_UPDATE)
     # everything that the Jacobian depends on: not the attack, not the size of the noise
     depends = [cell.network, *map(cell.settings.get, ("server", "victims", "client"))]
     victims = victim_data(settings)

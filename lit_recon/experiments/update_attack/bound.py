@@ -9,6 +9,7 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from lit_recon.bounds import (
     GaussianPrior,
@@ -40,6 +41,11 @@ from lit_recon.training.progress import Progress
 PIXEL_VARIANCE = 0.0625
 #: Variance that is added to every pixel of the prior fitted to public images, that of an error of 0.01.
 _FLOOR = 1e-4
+#: Why there is no bound for attackers who are given the statistics of the batch.
+MORE_THAN_THE_UPDATE = (
+    "the attacker also knows the exact BatchNorm statistics of the client's batch, which the information in the update "
+    "leaves out: he may come below a bound from it"
+)
 #: Entries of a Jacobian up to which double precision costs little.
 _SMALL = 1e9
 
@@ -93,6 +99,9 @@ def update_bound(
     """
     if settings.client.local_steps is not None or settings.client.n_clients > 1:
         raise ConfigError("the information is computed for clients that release one gradient each")
+    normed = any(isinstance(module, _BatchNorm) for module in client.model.modules())
+    if settings.knowledge.batch_norm == "batch" and normed:
+        raise ConfigError(MORE_THAN_THE_UPDATE)
     defense = settings.defense or Defense()
     std = _known_std(defense, len(batch.images))
     # the closed form for clipped examples is that of a sum of gradients

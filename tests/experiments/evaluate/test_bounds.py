@@ -82,15 +82,20 @@ def test_the_noise_of_each_cell_is_its_own(bounded: RunFolder, monkeypatch: pyte
     places = [entry["folder"] for entry in json.loads(bounded.grid.read_text())["cells"]]
     defenses = [GaussianNoise(0.2, before_averaging=early) for early in (True, False)] + [GaussianNoise(3.0)]
 
-    def cell(place: str, defense: GaussianNoise) -> Any:
+    def cell(place: str, defense: GaussianNoise, **knowledge: str) -> Any:
         built = {"attack": GradientMatching(), "defense": defense, "victims": VictimSettings(batch_size=4)}
-        return SimpleNamespace(kind="attack", folder=place, network="one", settings={}, built=lambda _: built)
+        own = {"knowledge": knowledge}
+        return SimpleNamespace(kind="attack", folder=place, network="one", settings=own, built=lambda _: built)
 
     bounded.bounds.unlink()
     write_bounds([cell(*own) for own in zip(places, defenses, strict=True)], bounded)
     found = json.loads(bounded.bounds.read_text())
     assert [found[place]["unbiased_rmse"] for place in places] == pytest.approx([0.1, 0.2, 3.0], rel=1e-9)
     assert len(counted) == 1
+    # attackers with the statistics of the batch know more than the update tells
+    bounded.bounds.unlink()
+    write_bounds([cell(places[0], defenses[0], batch_norm="batch")], bounded)
+    assert json.loads(bounded.bounds.read_text()) == {places[0]: {"reason": bound.MORE_THAN_THE_UPDATE}}
 
 
 def test_no_noise_bound_for_unbiased_attacks_where_a_batch_leaves_a_direction_open() -> None:

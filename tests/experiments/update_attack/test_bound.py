@@ -29,27 +29,34 @@ from lit_recon.errors import ConfigError
 from lit_recon.experiments.settings import BoundSettings
 from lit_recon.experiments.update_attack import bound
 from lit_recon.experiments.update_attack.bound import bound_facts, bound_notes, update_bound, victim_bounds
-from lit_recon.models import MLP, Backbone
-from lit_recon.records import Batch, Normalization, Weights
+from lit_recon.models import MLP, Backbone, ConvNet, Trunk
+from lit_recon.records import Batch, Knowledge, Normalization, Weights
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.writing import Scalar
 
 D = 16
 
 
-def backbone() -> Backbone:
+def backbone(trunk: Trunk | None = None) -> Backbone:
     torch.manual_seed(0)
-    return Backbone(MLP((1, 4, 4), [12], activation="relu"), 3, Normalization((0.5,), (0.25,)))
+    return Backbone(trunk or MLP((1, 4, 4), [12], activation="relu"), 3, Normalization((0.5,), (0.25,)))
 
 
 def batch(n: int = 1) -> Batch:
     return Batch(torch.rand(n, 1, 4, 4, generator=torch.Generator().manual_seed(0)), torch.arange(n) % 3)
 
 
-def found(defense: Defense | None, n: int = 1, **settings: Any) -> Mapping[str, Scalar]:
-    asked: Any = SimpleNamespace(client=ClientSettings(**settings), defense=defense, bound=BoundSettings())
+def found(
+    defense: Defense | None,
+    n: int = 1,
+    trunk: Trunk | None = None,
+    knowledge: Knowledge | None = None,
+    **settings: Any,
+) -> Mapping[str, Scalar]:
+    own, known = ClientSettings(**settings), knowledge or Knowledge()
+    asked: Any = SimpleNamespace(client=own, defense=defense, bound=BoundSettings(), knowledge=known)
     prior = GaussianPrior.isotropic(D, 0.01)
-    return update_bound(asked, asked.bound, asked.client.client(backbone(), defense), batch(n), 0, prior, {})
+    return update_bound(asked, asked.bound, asked.client.client(backbone(trunk), defense), batch(n), 0, prior, {})
 
 
 @pytest.mark.parametrize("n", [1, 3])
@@ -120,6 +127,14 @@ def test_where_no_bound_is_known_the_reason_is_said() -> None:
         found(None, local_steps=LocalTraining(steps=2))
     with pytest.raises(ConfigError, match="one gradient each"):
         found(None, 2, n_clients=2)
+
+
+def test_no_bound_from_the_update_for_attackers_who_also_have_the_statistics_of_the_batch() -> None:
+    given, normed = Knowledge(batch_norm="batch"), ConvNet((1, 4, 4), [2])
+    with pytest.raises(ConfigError, match="knows the exact BatchNorm statistics"):
+        found(GaussianNoise(0.1), trunk=normed, knowledge=given)
+    assert "bound_rmse" in found(GaussianNoise(0.1), trunk=normed)
+    assert "bound_rmse" in found(GaussianNoise(0.1), knowledge=given)  # no BatchNorm layer has any
 
 
 def test_bounds_are_kept_and_their_failures_harm_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,10 +1,4 @@
-"""Form, sign and scale of an update, and whether they agree with what was claimed.
-
-The checks need no image. The head's gradient under cross-entropy is a mean of (p_i - y_i) h_i^T: its columns add to
-zero, which shows weight decay and other losses; its rank is at most the number of images; and its bias part is the mean
-of p_i - y_i, in which y_i are whole numbers, which shows sign and scale as long as the probabilities p_i are those of
-any image, early in training.
-"""
+"""Form, sign and scale of an update, and whether they agree with what was claimed; the checks need no image."""
 
 from __future__ import annotations
 
@@ -13,11 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
-from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from lit_recon.attacks.updates.labels.head import HeadGradient, head_gradient, probe_inputs
+from lit_recon.attacks.updates.labels.head import HeadGradient, head_gradient
 from lit_recon.clients import GradientOperator, LocalSteps
 from lit_recon.clients.local_steps import path_length, spacing
 from lit_recon.clients.record import Circumstances, Sent
@@ -25,6 +18,7 @@ from lit_recon.defenses import Defense, GradientDropout
 from lit_recon.defenses.vectors import flatten
 from lit_recon.errors import ConfigError, LitReconError
 from lit_recon.experiments.audit.evidence import Evidence, Finding, without_frozen
+from lit_recon.experiments.audit.head import decay_of, scale_of
 from lit_recon.experiments.audit.optimizer import is_reversed, optimizer_facts
 from lit_recon.experiments.audit.statistics import batch_norm_facts, normalization_finding
 from lit_recon.models.classifiers.foreign import PublicModel
@@ -40,8 +34,6 @@ from lit_recon.records import (
 
 #: Cosine with the weights before above which what was sent are weights; updates have less than 0.1.
 _WEIGHTS = 0.5
-#: Cosine between the sums of the head's columns and those of its weights above which they are weight decay.
-_DECAY = 0.9
 #: Share of scattered zeros above which entries were pruned or dropped.
 _SCATTERED = 0.05
 #: Entries within a factor of two above the smallest one, per zero, from which on a threshold is taken for its reason.
@@ -50,10 +42,6 @@ _THRESHOLD = 0.01
 _DIGITS = 4
 #: Ratio within which a scale counts as the right one.
 _ALIKE = 0.75
-#: Difference of log-likelihoods that counts as evidence for another scale, and largest squared deviation per class.
-_EVIDENCE, _DEVIATION = 10.0, 9.0
-#: Spread of the number of labels of a class up to which whole numbers can be told from others.
-_WHOLE = 0.3
 #: Ratio of a singular value to the largest, above which it is no rounding.
 _RANK = 1e-4
 
@@ -285,7 +273,7 @@ def _from_head(found: Interpretation, public: PublicModel, head: HeadGradient, c
     known, masked, update = found.known, found.simulated is not None, found.update
     n, form = known.batch_size or 1, found.form
     given = scaled = found.scaled
-    decay, findings = _loss(head, known, masked, given)
+    decay, findings = decay_of(head, known, masked, given)
     if decay:
         update = _without_decay(update, dict(public.model.named_parameters()), decay)
         head = replace(
@@ -305,7 +293,8 @@ def _from_head(found: Interpretation, public: PublicModel, head: HeadGradient, c
             )
         )
     # of an unknown number of images, labels are no whole multiples of 1 / n
-    scale = None if crowded else _scale(head, public, found, n)
+    seen = found.observation(public, None, None)
+    scale = None if crowded else scale_of(head, seen, known.batch_norm or "eval")
     if scale is None:
         text = (
             "Sign and scale could not be checked before the attacks: the network's outputs differ between images, "
@@ -335,62 +324,3 @@ def _from_head(found: Interpretation, public: PublicModel, head: HeadGradient, c
         )
     update = {name: value / math.copysign(divisor, scale) for name, value in update.items()}
     return replace(found, form=form, update=update, findings=tuple(findings), scaled=scaled)
-
-
-def _loss(head: HeadGradient, known: Circumstances, masked: bool, given: bool) -> tuple[float, list[Finding]]:
-    """Weight decay in the update beyond the claimed one, and whether the loss can be cross-entropy."""
-    if masked:
-        text = "Loss and weight decay were not checked: entries of the update are missing."
-        return 0.0, [Finding("open", text)]
-    sums, own = head.weight_gradient.sum(dim=0), head.weight.sum(dim=0)
-    if float(sums.norm()) <= 1e-3 * float(head.weight_gradient.norm()) / math.sqrt(head.n_classes):
-        text = "The columns of the head's gradient add to zero, as under cross-entropy."
-        return 0.0, [Finding("fits", text)]
-    slope = float(sums @ own / own.square().sum().clamp_min(1e-300))
-    alike = abs(float(sums @ own / (sums.norm() * own.norm()).clamp_min(1e-300)))
-    if alike > _DECAY and known.steps == 1 and given:
-        text = (
-            f"The update holds weight decay of {known.weight_decay + slope:.2g}, but {known.weight_decay:g} is claimed"
-        )
-        return slope, [Finding("doubt", f"{text}: it was taken off.")]
-    noise = float(sums.norm()) / math.sqrt(len(sums) * head.n_classes)
-    text = (
-        "The columns of the head's gradient do not add to zero, as they do under cross-entropy: noise of about "
-        f"{noise:.1e} per entry, another loss, or weight decay over several steps."
-    )
-    return 0.0, [Finding("doubt", text)]
-
-
-def _scale(head: HeadGradient, public: PublicModel, found: Interpretation, n: int) -> float | None:
-    """Factor of the gradient's bias part, signed; 1 unless another is far more likely, None where nothing can be told.
-
-    In b = s (p - m / n) the numbers m of labels are whole, and the probabilities p are those of noise images up to
-    their spread: where that is small, the likelihood of b tells s.
-    """
-    # of an update with missing entries, zeros are not values
-    kept = torch.ones_like(head.bias_gradient, dtype=torch.bool) if found.simulated is None else head.bias_gradient != 0
-    if kept.double().mean() <= 0.5:
-        return None
-    mode = found.known.batch_norm or "eval"
-    # statistics of a batch are those of as many images as the client had
-    inputs = probe_inputs(found.observation(public, None, None), batch_norm=mode, together=max(2, n)).double()
-    each = torch.softmax(nn.functional.linear(inputs, head.weight, head.bias), dim=1)
-    usual, deviation = each.mean(dim=0), each.std(dim=0)
-    spread = (deviation * max(2 / math.sqrt(n), 0.25)).clamp_min(0.02 / head.n_classes)
-    if n * float(spread.median()) > _WHOLE:
-        return None
-
-    def fit(scale: float) -> tuple[float, float]:
-        counts = n * (usual - head.bias_gradient / scale)
-        deviations = ((counts - counts.round().clamp_min(0)) / (n * spread))[kept].square()
-        return -0.5 * float(deviations.sum()) - len(deviations) * math.log(abs(scale)), float(deviations.mean())
-
-    scales = [sign * 10 ** (power / 20) for sign in (1, -1) for power in range(-140, 61)]
-    rough = max(scales, key=lambda scale: fit(scale)[0])
-    # the grid's steps of 12 % are too coarse; the peak lies between the neighbors
-    peak = minimize_scalar(lambda power: -fit(rough * 10**power)[0], bounds=(-1 / 20, 1 / 20), method="bounded")
-    best = max(rough, rough * 10 ** float(peak.x), key=lambda scale: fit(scale)[0])
-    if fit(best)[1] > _DEVIATION:
-        return None
-    likely, misfit = fit(1.0)
-    return 1.0 if likely > fit(best)[0] - _EVIDENCE and misfit <= _DEVIATION else best

@@ -14,7 +14,7 @@ from lit_recon.attacks.updates.labels.head import HeadGradient, head_gradient
 from lit_recon.clients import GradientOperator, LocalSteps
 from lit_recon.clients.local_steps import path_length, spacing
 from lit_recon.clients.record import Circumstances, Sent
-from lit_recon.defenses import Defense, GradientDropout
+from lit_recon.defenses import Defense, GradientDropout, Stage
 from lit_recon.defenses.vectors import flatten
 from lit_recon.errors import ConfigError, LitReconError
 from lit_recon.experiments.audit.evidence import Evidence, Finding, without_frozen
@@ -117,8 +117,9 @@ def interpret(
     form: Sent | None,
     known: Circumstances,
     loss: Loss = cross_entropy,
+    defense: Defense | None = None,
 ) -> Interpretation:
-    """Work out what was sent; the public model has the weights before.
+    """Work out what was sent; the public model has the weights before, `defense` is what the client told of its own.
 
     Raises:
         ConfigError: the number of images is not known, or several local steps or weight decay without a learning rate.
@@ -155,6 +156,12 @@ def interpret(
     simulated, scattered = _hidden(update, {} if form == "gradient" else change, evidence, findings)
     scaled = form == "gradient" or known.lr is not None
     found = Interpretation(form, update, known, statistics, simulated, scattered, (), scaled)
+    if defense is not None and not keeps_values(defense, update, known.batch_size or 1):
+        named = "" if claimed or form == "weights" else " Give form if it is a gradient: it is taken for a difference."
+        text = (
+            f"Sign, scale, rank and weight decay were not checked: {defense} changes the values of the update.{named}"
+        )
+        return replace(found, findings=(*findings, Finding("open", text)))
     try:
         head = head_gradient(found.observation(public, None, None, loss))
     except LitReconError as error:
@@ -163,6 +170,25 @@ def interpret(
         found = _from_head(found, public, head, claimed) if known.optimizer == "sgd" else _from_signs(found, head)
         findings += found.findings
     return replace(found, findings=tuple(findings))
+
+
+def has_noise(defense: Defense, n_examples: int) -> bool:
+    """Whether the defense adds noise, or may, as far as is known."""
+    try:
+        return defense.released_noise(n_examples) is not None
+    except ConfigError:
+        return True
+
+
+def keeps_values(defense: Defense, update: Update, n_examples: int) -> bool:
+    """Whether entries that left the client have the values that it computed; others may be missing."""
+    if not {Stage.PER_EXAMPLE, Stage.UPDATE} & {*defense.stages}:
+        return True
+    if Stage.PER_EXAMPLE in defense.stages or has_noise(defense, n_examples):
+        return False
+    # a bound on the size shows in a large multiple, which is exact
+    large = {name: 2.0**20 * value for name, value in update.items()}
+    return all(torch.equal(value, large[name]) for name, value in defense.simulate(large, update).items())
 
 
 def _change(evidence: Evidence, form: Sent | None, findings: list[Finding]) -> tuple[Sent, Update]:
@@ -292,13 +318,16 @@ def _from_head(found: Interpretation, public: PublicModel, head: HeadGradient, c
                 "were more images, or noise was added.",
             )
         )
-    # of an unknown number of images, labels are no whole multiples of 1 / n
+    noisy = not decay and any(one.kind == "doubt" for one in findings)
+    # of an unknown number of images, labels are no whole multiples of 1 / n, and behind noise they are none at all
     seen = found.observation(public, None, None)
-    scale = None if crowded else scale_of(head, seen, known.batch_norm or "eval")
+    scale = None if crowded or noisy else scale_of(head, seen, known.batch_norm or "eval")
     if scale is None:
-        text = (
-            "Sign and scale could not be checked before the attacks: the network's outputs differ between images, "
-            "entries of the head's bias are missing, or no whole numbers of labels explain its gradient."
+        text = "Sign and scale could not be checked before the attacks: " + (
+            "where the columns do not add to zero, the bias tells no whole numbers of labels."
+            if noisy
+            else "the network's outputs differ between images, entries of the head's bias are missing, or no whole "
+            "numbers of labels explain its gradient."
         )
         return replace(found, update=update, findings=(*findings, Finding("open", text)))
     factor, fits = abs(scale), _ALIKE < abs(scale) < 1 / _ALIKE

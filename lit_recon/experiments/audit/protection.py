@@ -24,7 +24,7 @@ from lit_recon.defenses import (
 )
 from lit_recon.errors import ConfigError, LitReconError
 from lit_recon.experiments.audit.attacks import Outcome, best, check_kept, run_attacks
-from lit_recon.experiments.audit.interpretation import Interpretation
+from lit_recon.experiments.audit.interpretation import Interpretation, has_noise
 from lit_recon.experiments.audit.page import effect
 from lit_recon.metrics import metrics_of, score_batch
 from lit_recon.records import Differentiable, Observation, Update
@@ -137,10 +137,7 @@ def known_defense(found: Interpretation, given: Defense | None) -> Defense | Non
     if given is None or found.simulated is None or given.reads_zeros:
         return given or found.simulated
     assert found.known.batch_size is not None
-    try:
-        noisy = given.released_noise(found.known.batch_size) is not None
-    except ConfigError:
-        noisy = True
+    noisy = has_noise(given, found.known.batch_size)
     unsent = [name for name, value in found.update.items() if not value.any()]
     excluded = [ExcludedVariables(unsent)] if unsent else []
     if {*given.stages} <= {Stage.UPDATE}:

@@ -178,7 +178,7 @@ def audit(
     """
     _check_names(attacks)
     recorded = update if isinstance(update, RecordedUpdate) else RecordedUpdate.load(update)
-    case = _prepared(model, recorded, image_shape, normalization, loss, labels)
+    case = _prepared(model, recorded, image_shape, normalization, loss, labels, defense)
     return _audited(case, loss, defense, attacks, minutes, protection_minutes, folder, device, progress)
 
 
@@ -207,12 +207,13 @@ def _prepared(
     normalization: Normalization | None,
     loss: Loss,
     labels: Tensor | Sequence[int] | None,
+    defense: Defense | None,
 ) -> _Case:
     """Model, update, labels and truth, checked against each other."""
     evidence = read_evidence(model, recorded)
     public = public_model(model, image_shape, normalization)
     public.model.load_state_dict(dict(evidence.before), strict=False)  # the normalization of pixels is a buffer of ours
-    found = interpret(public, evidence, recorded.form, recorded.known, loss)
+    found = interpret(public, evidence, recorded.form, recorded.known, loss, defense)
     n, truth = found.known.batch_size or 1, None
     if "images" in recorded.truth:
         none = torch.zeros(len(recorded.truth["images"]), dtype=torch.int64)
@@ -296,7 +297,8 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
         raise ConfigError("model.class_path is missing: give the import path of the client's model")
     model = build_module(settings.model.class_path, settings.model.init_args, seed=0)
     loss = settings.loss or cross_entropy
-    case = _prepared(model, recorded, settings.model.image_shape, settings.model.normalization, loss, settings.labels)
+    own = settings.model.image_shape, settings.model.normalization
+    case = _prepared(model, recorded, *own, loss, settings.labels, settings.defense)
     device = check_trainer(settings.trainer).device
     may_change = (*SAME_RUN, "minutes", "protection_minutes")
     reopen = _has_more_time(call.folder, settings)

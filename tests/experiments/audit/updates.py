@@ -8,8 +8,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from lit_recon.clients import GradientOperator
+from lit_recon.clients import Client, GradientOperator
 from lit_recon.clients.record import RecordedUpdate, Recorder
+from lit_recon.defenses import Defense
 from lit_recon.experiments.audit.evidence import read_evidence
 from lit_recon.experiments.audit.interpretation import Interpretation, interpret
 from lit_recon.models import public_model
@@ -80,9 +81,16 @@ def unlabelled(recorded: RecordedUpdate, sent: dict[str, Tensor]) -> RecordedUpd
     return RecordedUpdate(recorded.before, sent, None, recorded.known)
 
 
-def interpreted(model: nn.Module, recorded: RecordedUpdate) -> Interpretation:
+def interpreted(model: nn.Module, recorded: RecordedUpdate, defense: Defense | None = None) -> Interpretation:
     public = public_model(model, SHAPE, NORMALIZATION)
-    return interpret(public, read_evidence(model, recorded), recorded.form, recorded.known)
+    return interpret(public, read_evidence(model, recorded), recorded.form, recorded.known, defense=defense)
+
+
+def defended(model: nn.Module, n: int, defense: Defense) -> RecordedUpdate:
+    """The gradient of a client with a defense."""
+    client = Client(model, defense=defense, image_shape=SHAPE, normalization=NORMALIZATION)
+    released = client.release(images(n), labels(n)).update
+    return Recorder(model, batch_size=n, lr=0.1).record(released, form="gradient")
 
 
 def gradient(model: nn.Module, n: int, mode: str = "eval") -> Update:

@@ -14,20 +14,29 @@ from scipy.optimize import minimize_scalar
 from torch import nn
 
 from lit_recon.attacks.updates.labels.head import HeadGradient, probe_inputs
-from lit_recon.clients.record import Circumstances
+from lit_recon.clients.record import Circumstances, Sent
 from lit_recon.experiments.audit.evidence import Finding
 from lit_recon.records import BatchNormMode, Observation
 
 #: Cosine between the sums of the head's columns and those of its weights above which they are weight decay.
 _DECAY = 0.9
+#: Relative difference of weight decays that count as the same.
+_SAME = 0.1
 #: Difference of log-likelihoods that counts as evidence for another scale, and largest squared deviation per class.
 _EVIDENCE, _DEVIATION = 10.0, 9.0
 #: Spread of the number of labels of a class up to which whole numbers can be told from others.
 _WHOLE = 0.3
 
 
-def decay_of(head: HeadGradient, known: Circumstances, masked: bool, given: bool) -> tuple[float, list[Finding]]:
-    """Weight decay in the update beyond the claimed one, and whether the loss can be cross-entropy."""
+def held_decay(known: Circumstances, form: Sent) -> float:
+    """The told weight decay, where what was sent holds it: an optimizer adds it to what `backward()` computes."""
+    return 0.0 if form == "gradient" and known.steps == 1 else known.weight_decay
+
+
+def decay_of(
+    head: HeadGradient, known: Circumstances, form: Sent, masked: bool, given: bool
+) -> tuple[float, list[Finding]]:
+    """Weight decay in the update beyond `held_decay`, and whether the loss can be cross-entropy."""
     if masked:
         text = "Loss and weight decay were not checked: entries of the update are missing."
         return 0.0, [Finding("open", text)]
@@ -38,10 +47,11 @@ def decay_of(head: HeadGradient, known: Circumstances, masked: bool, given: bool
     slope = float(sums @ own / own.square().sum().clamp_min(1e-300))
     alike = abs(float(sums @ own / (sums.norm() * own.norm()).clamp_min(1e-300)))
     if alike > _DECAY and known.steps == 1 and given:
-        text = (
-            f"The update holds weight decay of {known.weight_decay + slope:.2g}, but {known.weight_decay:g} is claimed"
-        )
-        return slope, [Finding("doubt", f"{text}: it was taken off.")]
+        found = held_decay(known, form) + slope
+        if abs(found - known.weight_decay) <= _SAME * known.weight_decay:
+            return slope, [Finding("found", "The gradient holds the weight decay that was told: it was taken off.")]
+        text = f"The update holds weight decay of {found:.2g}, but {known.weight_decay:g} is claimed: it was taken off."
+        return slope, [Finding("doubt", text)]
     noise = float(sums.norm()) / math.sqrt(len(sums) * head.n_classes)
     text = (
         "The columns of the head's gradient do not add to zero, as they do under cross-entropy: noise of about "

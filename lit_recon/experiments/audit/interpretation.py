@@ -18,7 +18,7 @@ from lit_recon.defenses import Defense, GradientDropout, Stage
 from lit_recon.defenses.vectors import flatten
 from lit_recon.errors import ConfigError, LitReconError
 from lit_recon.experiments.audit.evidence import Evidence, Finding, without_frozen
-from lit_recon.experiments.audit.head import decay_of, scale_of
+from lit_recon.experiments.audit.head import decay_of, held_decay, scale_of
 from lit_recon.experiments.audit.optimizer import is_reversed, optimizer_facts
 from lit_recon.experiments.audit.statistics import batch_norm_facts, normalization_finding
 from lit_recon.models.classifiers.foreign import PublicModel
@@ -151,8 +151,8 @@ def interpret(
     if form != "gradient" and known.lr is not None:
         path = path_length(known.steps, known.momentum)
         update = {name: value / (known.lr * path) for name, value in update.items()}
-    if known.weight_decay:
-        update = _without_decay(update, parameters, known.weight_decay)
+    if decay := held_decay(known, form):
+        update = _without_decay(update, parameters, decay)
     simulated, scattered = _hidden(update, {} if form == "gradient" else change, evidence, findings)
     scaled = form == "gradient" or known.lr is not None
     found = Interpretation(form, update, known, statistics, simulated, scattered, (), scaled)
@@ -299,7 +299,7 @@ def _from_head(found: Interpretation, public: PublicModel, head: HeadGradient, c
     known, masked, update = found.known, found.simulated is not None, found.update
     n, form = known.batch_size or 1, found.form
     given = scaled = found.scaled
-    decay, findings = decay_of(head, known, masked, given)
+    decay, findings = decay_of(head, known, form, masked, given)
     if decay:
         update = _without_decay(update, dict(public.model.named_parameters()), decay)
         head = replace(
@@ -340,7 +340,13 @@ def _from_head(found: Interpretation, public: PublicModel, head: HeadGradient, c
         findings.append(Finding("fits", "The head's gradient has the scale of a mean over the images."))
     elif claimed is None and form == "difference" and known.lr and _ALIKE < factor * known.lr < 1 / _ALIKE:
         form, divisor = "gradient", 1 / known.lr
-        findings.append(Finding("found", "What was sent has the scale of a gradient: the learning rate is left out."))
+        told = Finding("found", "What was sent has the scale of a gradient: the learning rate is left out.")
+        if known.weight_decay and known.steps == 1:  # which is not in it, but was taken off as from a difference
+            whole = _without_decay(found.update, dict(public.model.named_parameters()), -known.weight_decay)
+            own = replace(found, form=form, update={name: value / divisor for name, value in whole.items()})
+            again = _from_head(own, public, head_gradient(own.observation(public, None, None)), form)
+            return replace(again, findings=(told, *again.findings))
+        findings.append(told)
     else:
         scaled = False
         rate = f", and lr would be {known.lr * factor:.2g} instead of {known.lr:g}" if known.lr else ""

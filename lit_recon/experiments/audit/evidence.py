@@ -19,6 +19,8 @@ Kind = Literal["fits", "found", "doubt", "open"]
 _PREFIXES = ("module.", "_orig_mod.", "_module.", "model.", "net.", "network.", "backbone.")
 #: Names of the buffers of BatchNorm.
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+#: Precisions in which values are seldom computed, but often sent.
+_HALF = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
 _SHOWN = 4
 
 
@@ -38,17 +40,19 @@ class Evidence:
         before: state of the model before the client trained.
         sent: parameters that left the client; those that did not are left out.
         buffers: buffers that left the client.
+        precision: the lowest one that has all values that were sent, perhaps a lower one than their type's.
         findings: how names and values were brought into this form.
     """
 
     before: Mapping[str, Tensor]
     sent: Mapping[str, Tensor]
     buffers: Mapping[str, Tensor]
+    precision: torch.dtype
     findings: tuple[Finding, ...]
 
 
 def read_evidence(model: nn.Module, update: RecordedUpdate) -> Evidence:
-    """The update under the names of the model's state, in its precision.
+    """The update under the names of the model's state, in its precision, or all in double precision if some of it is.
 
     Raises:
         ShapeError: names or shapes that no known wrapper explains.
@@ -85,14 +89,20 @@ def read_evidence(model: nn.Module, update: RecordedUpdate) -> Evidence:
                 "by the client. The attacker treats them as unknown.",
             )
         )
-    findings += _precision(own)
+    precision = _precision(own)
+    if precision in _HALF:
+        text = f"All values were rounded to {_HALF[precision]}."
+        findings.append(Finding("found", f"{text} Exact reconstructions need more digits; the rest still holds."))
     if all(not value.any() for value in own.values()):
         raise ConfigError("everything that was sent is zero: the client has not trained, or sent nothing of it")
     complete = {**expected, **before}
+    # differences are taken before anything is rounded to the model's precision
+    wide = any(value.dtype is torch.float64 for value in (*before.values(), *sent.values()))
     return Evidence(
-        {name: _like(value, expected[name]) for name, value in complete.items()},
-        {name: _like(value, expected[name]) for name, value in own.items()},
-        {name: _like(value, expected[name]) for name, value in sent.items() if name not in parameters},
+        {name: _like(value, expected[name], wide) for name, value in complete.items()},
+        {name: _like(value, expected[name], wide) for name, value in own.items()},
+        {name: _like(value, expected[name], wide) for name, value in sent.items() if name not in parameters},
+        precision,
         tuple(findings),
     )
 
@@ -112,8 +122,8 @@ def without_frozen(evidence: Evidence, change: Mapping[str, Tensor], findings: l
     return replace(evidence, sent={name: value for name, value in evidence.sent.items() if name not in frozen})
 
 
-def _like(value: Tensor, like: Tensor) -> Tensor:
-    return value.detach().cpu().to(like.dtype)
+def _like(value: Tensor, like: Tensor, wide: bool) -> Tensor:
+    return value.detach().cpu().to(torch.float64 if wide and like.is_floating_point() else like.dtype)
 
 
 def _named(
@@ -162,18 +172,12 @@ def _prefix(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str 
     return None
 
 
-def _precision(sent: Mapping[str, Tensor]) -> list[Finding]:
-    """Whether the values carry fewer digits than their type."""
-    values = torch.cat([value.flatten().float() for value in sent.values()])
-    for dtype, name in ((torch.bfloat16, "bfloat16"), (torch.float16, "float16")):
-        if torch.equal(values.to(dtype).float(), values):
-            return [
-                Finding(
-                    "found",
-                    f"All values were rounded to {name}. Exact reconstructions need more digits; the rest still holds.",
-                )
-            ]
-    return []
+def _precision(sent: Mapping[str, Tensor]) -> torch.dtype:
+    """The lowest precision that has all values."""
+    for dtype in (*_HALF, torch.float32):
+        if all(torch.equal(value.to(dtype).to(value.dtype), value) for value in sent.values()):
+            return dtype
+    return torch.float64
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -8,12 +8,14 @@ numbers, which shows sign and scale as long as the probabilities p_i are those o
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from scipy.optimize import minimize_scalar
-from torch import nn
+from torch import Tensor, nn
 
 from lit_recon.attacks.updates.labels.head import HeadGradient, probe_inputs
+from lit_recon.clients.local_steps import path_length, spacing
 from lit_recon.clients.record import Circumstances, Sent
 from lit_recon.experiments.audit.evidence import Finding
 from lit_recon.records import BatchNormMode, Observation
@@ -22,10 +24,56 @@ from lit_recon.records import BatchNormMode, Observation
 _DECAY = 0.9
 #: Relative difference of weight decays that count as the same.
 _SAME = 0.1
+#: Share of a gradient above which errors hide what follows from it.
+_HIDDEN = 0.2
 #: Difference of log-likelihoods that counts as evidence for another scale, and largest squared deviation per class.
 _EVIDENCE, _DEVIATION = 10.0, 9.0
 #: Spread of the number of labels of a class up to which whole numbers can be told from others.
 _WHOLE = 0.3
+
+
+def unit_of(known: Circumstances, form: Sent) -> float:
+    """By what a change of the weights is divided to have the size of a gradient; 1 if the rate is not known."""
+    return 1.0 if form == "gradient" or known.lr is None else known.lr * path_length(known.steps, known.momentum)
+
+
+class RoundingErrors(NamedTuple):
+    """How large errors of the rounding of what was sent are, at most, in units of the head's gradient.
+
+    Attributes:
+        largest: singular value of those of the weights.
+        of_sums: norm of their sums over the columns.
+        of_bias: root mean square of those of the bias.
+    """
+
+    largest: float
+    of_sums: float
+    of_bias: float
+
+    @classmethod
+    def of(cls, head: HeadGradient, known: Circumstances, form: Sent, precision: torch.dtype) -> RoundingErrors:
+        """From half the distance of neighboring numbers: at what was sent, and at the weights whose change it is."""
+        sent, unit = torch.finfo(precision), unit_of(known, form)
+        # a difference may be of weights in single precision, however it was rounded itself
+        of_weights = precision if form == "weights" or precision is torch.float64 else torch.float32
+
+        def error(gradient: Tensor, weight: Tensor) -> float:
+            every = torch.zeros_like(gradient)
+            if form != "weights":
+                every += _distance(gradient, precision).clamp_min(sent.smallest_normal * sent.eps / unit)
+            if form != "gradient":
+                every += known.steps / unit * _distance(weight, of_weights)
+            return 0.5 * float(every.square().mean().sqrt())
+
+        entry, (rows, columns) = error(head.weight_gradient, head.weight), head.weight.shape
+        largest = entry * (math.sqrt(rows) + math.sqrt(columns))
+        return cls(largest, 2 * entry * math.sqrt(rows * columns), error(head.bias_gradient, head.bias))
+
+
+def _distance(values: Tensor, precision: torch.dtype) -> Tensor:
+    """The distance between numbers of a precision at the values; 0 at 0."""
+    own = spacing(values) * (torch.finfo(precision).eps / torch.finfo(values.dtype).eps)
+    return torch.where(values == 0, 0.0, own)
 
 
 def held_decay(known: Circumstances, form: Sent) -> float:
@@ -34,14 +82,18 @@ def held_decay(known: Circumstances, form: Sent) -> float:
 
 
 def decay_of(
-    head: HeadGradient, known: Circumstances, form: Sent, masked: bool, given: bool
+    head: HeadGradient, known: Circumstances, form: Sent, masked: bool, given: bool, errors: RoundingErrors
 ) -> tuple[float, list[Finding]]:
     """Weight decay in the update beyond `held_decay`, and whether the loss can be cross-entropy."""
     if masked:
         text = "Loss and weight decay were not checked: entries of the update are missing."
         return 0.0, [Finding("open", text)]
     sums, own = head.weight_gradient.sum(dim=0), head.weight.sum(dim=0)
-    if float(sums.norm()) <= 1e-3 * float(head.weight_gradient.norm()) / math.sqrt(head.n_classes):
+    size = float(head.weight_gradient.norm()) / math.sqrt(head.n_classes)
+    if errors.of_sums > _HIDDEN * size:
+        text = "Loss and weight decay were not checked: rounding left few digits of the head's gradient."
+        return 0.0, [Finding("open", text)]
+    if float(sums.norm()) <= max(1e-3 * size, errors.of_sums):
         text = "The columns of the head's gradient add to zero, as under cross-entropy."
         return 0.0, [Finding("fits", text)]
     slope = float(sums @ own / own.square().sum().clamp_min(1e-300))
@@ -60,7 +112,7 @@ def decay_of(
     return 0.0, [Finding("doubt", text)]
 
 
-def scale_of(head: HeadGradient, seen: Observation, batch_norm: BatchNormMode) -> float | None:
+def scale_of(head: HeadGradient, seen: Observation, batch_norm: BatchNormMode, errors: RoundingErrors) -> float | None:
     """Factor of the gradient's bias part, signed; 1 unless another is far more likely, None where nothing can be told.
 
     In b = s (p - m / n) the numbers m of labels are whole, and the probabilities p are those of noise images up to
@@ -69,7 +121,7 @@ def scale_of(head: HeadGradient, seen: Observation, batch_norm: BatchNormMode) -
     n = seen.n_examples
     # of an update with missing entries, zeros are not values
     kept = torch.ones_like(head.bias_gradient, dtype=torch.bool) if seen.defense is None else head.bias_gradient != 0
-    if kept.double().mean() <= 0.5:
+    if kept.double().mean() <= 0.5 or errors.of_bias > _HIDDEN * float(head.bias_gradient.square().mean().sqrt()):
         return None
     # statistics of a batch are those of as many images as the client had
     inputs = probe_inputs(seen, batch_norm=batch_norm, together=max(2, n)).double()

@@ -12,13 +12,13 @@ from torch.nn.functional import cross_entropy
 
 from lit_recon.attacks.updates.labels.head import HeadGradient, head_gradient
 from lit_recon.clients import GradientOperator, LocalSteps
-from lit_recon.clients.local_steps import path_length, spacing
+from lit_recon.clients.local_steps import spacing
 from lit_recon.clients.record import Circumstances, Sent
 from lit_recon.defenses import Defense, GradientDropout, Stage
 from lit_recon.defenses.vectors import flatten
 from lit_recon.errors import ConfigError, LitReconError
 from lit_recon.experiments.audit.evidence import Evidence, Finding, without_frozen
-from lit_recon.experiments.audit.head import decay_of, held_decay, scale_of
+from lit_recon.experiments.audit.head import RoundingErrors, decay_of, held_decay, scale_of, unit_of
 from lit_recon.experiments.audit.optimizer import is_reversed, optimizer_facts
 from lit_recon.experiments.audit.statistics import batch_norm_facts, normalization_finding
 from lit_recon.models.classifiers.foreign import PublicModel
@@ -59,6 +59,7 @@ class Interpretation:
         scattered: among them are entries in scattered places, not only tensors that were not sent.
         findings: what was checked, for the report.
         scaled: the scale of `update` follows from what was given; otherwise it is estimated or unknown.
+        precision: of what was sent, see `Evidence`.
     """
 
     form: Sent
@@ -69,6 +70,7 @@ class Interpretation:
     scattered: bool
     findings: tuple[Finding, ...]
     scaled: bool = True
+    precision: torch.dtype = torch.float32
 
     def observation(
         self, public: PublicModel, labels: Tensor | None, defense: Defense | None, loss: Loss = cross_entropy
@@ -147,15 +149,16 @@ def interpret(
             "give the learning rate"
         )
     parameters = dict(public.model.named_parameters())
-    update = {name: change.get(name, torch.zeros_like(value)) for name, value in parameters.items()}
-    if form != "gradient" and known.lr is not None:
-        path = path_length(known.steps, known.momentum)
-        update = {name: value / (known.lr * path) for name, value in update.items()}
+    unit = unit_of(known, form)
+    update = {
+        name: (change[name] / unit).to(value.dtype) if name in change else torch.zeros_like(value)
+        for name, value in parameters.items()
+    }
     if decay := held_decay(known, form):
         update = _without_decay(update, parameters, decay)
     simulated, scattered = _hidden(update, {} if form == "gradient" else change, evidence, findings)
     scaled = form == "gradient" or known.lr is not None
-    found = Interpretation(form, update, known, statistics, simulated, scattered, (), scaled)
+    found = Interpretation(form, update, known, statistics, simulated, scattered, (), scaled, evidence.precision)
     if defense is not None and not keeps_values(defense, update, known.batch_size or 1):
         named = "" if claimed or form == "weights" else " Give form if it is a gradient: it is taken for a difference."
         text = (
@@ -299,7 +302,8 @@ def _from_head(found: Interpretation, public: PublicModel, head: HeadGradient, c
     known, masked, update = found.known, found.simulated is not None, found.update
     n, form = known.batch_size or 1, found.form
     given = scaled = found.scaled
-    decay, findings = decay_of(head, known, form, masked, given)
+    errors = RoundingErrors.of(head, known, form, found.precision)
+    decay, findings = decay_of(head, known, form, masked, given, errors)
     if decay:
         update = _without_decay(update, dict(public.model.named_parameters()), decay)
         head = replace(
@@ -308,7 +312,7 @@ def _from_head(found: Interpretation, public: PublicModel, head: HeadGradient, c
             bias_gradient=head.bias_gradient - decay * head.bias,
         )
     values = torch.linalg.svdvals(head.weight_gradient)
-    rank = int((values > _RANK * values[0]).sum())
+    rank = int((values > max(_RANK * float(values[0]), errors.largest)).sum())
     crowded = known.steps == 1 and not masked and rank > n
     if crowded:
         findings.append(
@@ -321,13 +325,13 @@ def _from_head(found: Interpretation, public: PublicModel, head: HeadGradient, c
     noisy = not decay and any(one.kind == "doubt" for one in findings)
     # of an unknown number of images, labels are no whole multiples of 1 / n, and behind noise they are none at all
     seen = found.observation(public, None, None)
-    scale = None if crowded or noisy else scale_of(head, seen, known.batch_norm or "eval")
+    scale = None if crowded or noisy else scale_of(head, seen, known.batch_norm or "eval", errors)
     if scale is None:
         text = "Sign and scale could not be checked before the attacks: " + (
             "where the columns do not add to zero, the bias tells no whole numbers of labels."
             if noisy
-            else "the network's outputs differ between images, entries of the head's bias are missing, or no whole "
-            "numbers of labels explain its gradient."
+            else "the network's outputs differ between images, entries of the head's bias are missing or rounded "
+            "away, or no whole numbers of labels explain its gradient."
         )
         return replace(found, update=update, findings=(*findings, Finding("open", text)))
     factor, fits = abs(scale), _ALIKE < abs(scale) < 1 / _ALIKE

@@ -192,7 +192,8 @@ def _of_batch(
             for part in ("running_mean", "running_var")
         )
         # running variances are unbiased, those of a batch are not
-        found[name] = LayerStatistics(mean, var.clamp_min(0) * (count - 1) / count)
+        own = layer.running_mean if layer.running_mean is not None else mean
+        found[name] = LayerStatistics(mean.to(own.dtype), (var.clamp_min(0) * (count - 1) / count).to(own.dtype))
     return found
 
 

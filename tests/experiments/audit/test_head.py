@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
 from lit_recon.clients.record import RecordedUpdate, Recorder
 from lit_recon.records import Update
-from tests.experiments.audit.updates import convnet, doubts, gradient, interpreted, mlp, trained, unlabelled
+from tests.experiments.audit.updates import (
+    convnet,
+    doubts,
+    gradient,
+    images,
+    interpreted,
+    labels,
+    mlp,
+    trained,
+    unlabelled,
+    update,
+)
 
 DECAY = 0.02
 
@@ -55,3 +69,47 @@ def test_a_gradient_that_holds_the_told_weight_decay_is_freed_of_it() -> None:
     assert doubts(found) == []
     assert any("holds the weight decay that was told" in one.text for one in found.findings)
     assert_close(found.update, gradient(mlp(), 4), rtol=1e-3)
+
+
+HALF = [torch.bfloat16, torch.float16]
+
+
+def halved(sent: Update, dtype: torch.dtype) -> Update:
+    return {name: value.to(dtype) for name, value in sent.items()}
+
+
+@pytest.mark.parametrize("n", [1, 4])
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize("size", [1.0, 1e-5])
+def test_rounding_to_half_precision_is_no_noise(dtype: torch.dtype, n: int, size: float) -> None:
+    """A difference of weights is small, and few digits of half precision are left of it."""
+    recorded = update(convnet(), n, {"lr": size})
+    sent = halved({name: size * value for name, value in gradient(convnet(), n).items()}, dtype)
+    found = interpreted(convnet(), replace(unlabelled(recorded, sent), form="gradient" if size == 1 else "difference"))
+    assert doubts(found) == []
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+def test_more_images_than_claimed_are_noticed_in_half_precision(dtype: torch.dtype) -> None:
+    recorded = replace(update(mlp(), 6, {"batch_size": 2}), sent=halved(gradient(mlp(), 6), dtype), form="gradient")
+    assert any("has rank 6, but 2 images can give rank 2" in doubt for doubt in doubts(interpreted(mlp(), recorded)))
+
+
+@pytest.mark.parametrize("lr", [1e-4, 1e-5, 1e-6])
+def test_rounding_of_weights_that_moved_by_little_is_no_noise(lr: float) -> None:
+    found = interpreted(convnet(), update(convnet(), 1, {"lr": lr}, lr=lr))
+    assert doubts(found) == []
+    assert any("rounding left few digits" in one.text for one in found.findings) is (lr == 1e-6)
+
+
+def test_a_record_in_double_precision_keeps_its_digits() -> None:
+    """Weights that moved by little are subtracted before they are rounded to the model's precision."""
+    model = mlp().double()
+    after = copy.deepcopy(model)
+    nn.functional.cross_entropy(after(((images(1) - 0.5) / 0.25).double()), labels(1)).backward()
+    torch.optim.SGD(after.parameters(), lr=1e-5).step()
+    recorded = Recorder(model, batch_size=1, lr=1e-5).record(after)
+    found = interpreted(mlp(), recorded)
+    assert doubts(found) == []
+    assert found.update["1.weight"].dtype is torch.float32
+    assert_close(found.update, gradient(mlp(), 1), rtol=1e-5)

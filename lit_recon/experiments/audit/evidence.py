@@ -65,27 +65,27 @@ def read_evidence(model: nn.Module, update: RecordedUpdate) -> Evidence:
     missing = [name for name in expected if name not in before and not name.endswith(_STATISTICS)]
     if missing:
         raise ShapeError(
-            f"the weights before lack {_listed(missing)}, which {type(model).__name__} has: give the whole "
+            f"the weights before lack {listed(missing)}, which {type(model).__name__} has: give the whole "
             "model.state_dict() that the client received"
         )
     absent = [name for name in expected if name not in before]
     if absent:
         findings.append(
-            Finding("doubt", f"The weights before lack {_listed(absent)}: the model's own values stand in for them.")
+            Finding("doubt", f"The weights before lack {listed(absent)}: the model's own values stand in for them.")
         )
     sent = _named(update.sent, expected, "what was sent", findings)
     own = {name: sent[name] for name in parameters if name in sent}
     if not own:
         raise ConfigError(
             "nothing that was sent is a parameter of the model: give tensors by the names of model.state_dict(), such "
-            f"as {_listed(parameters)}"
+            f"as {listed(parameters)}"
         )
     left_out = [name for name in parameters if name not in own]
     if left_out:
         findings.append(
             Finding(
                 "found",
-                f"{len(left_out)} of {len(parameters)} parameters were not sent ({_listed(left_out)}): frozen, or kept "
+                f"{len(left_out)} of {len(parameters)} parameters were not sent ({listed(left_out)}): frozen, or kept "
                 "by the client. The attacker treats them as unknown.",
             )
         )
@@ -115,9 +115,7 @@ def without_frozen(evidence: Evidence, change: Mapping[str, Tensor], findings: l
     frozen = [name for names in layers.values() if not any(change[one].any() for one in names) for name in names]
     if not frozen:
         return evidence
-    text = (
-        f"{len(frozen)} of {len(change)} parameters that were sent did not change ({_listed(frozen)}): frozen layers."
-    )
+    text = f"{len(frozen)} of {len(change)} parameters that were sent did not change ({listed(frozen)}): frozen layers."
     findings.append(Finding("found", f"{text} The attacker treats them as unknown."))
     return replace(evidence, sent={name: value for name, value in evidence.sent.items() if name not in frozen})
 
@@ -136,7 +134,7 @@ def _named(
     if prefix is None:
         unknown = [name for name in found if name not in expected]
         raise ShapeError(
-            f"{what} name {_listed(unknown)}, which the model does not have; its names are {_listed(expected)}: give "
+            f"{what} name {listed(unknown)}, which the model does not have; its names are {listed(expected)}: give "
             "the model whose state_dict() has these names, or rename them"
         )
     if prefix:
@@ -156,7 +154,7 @@ def _named(
     broken = [name for name, value in named.items() if not value.isfinite().all()]
     if broken:
         raise ConfigError(
-            f"{what} hold NaN or infinite values in {_listed(broken)}: the client's training overflowed, and no attack "
+            f"{what} hold NaN or infinite values in {listed(broken)}: the client's training overflowed, and no attack "
             "can use it; record another round"
         )
     return named
@@ -180,6 +178,7 @@ def _precision(sent: Mapping[str, Tensor]) -> torch.dtype:
     return torch.float64
 
 
-def _listed(names: Iterable[str]) -> str:
+def listed(names: Iterable[str]) -> str:
+    """The first names, and how many more there are."""
     every = list(names)
     return ", ".join(every[:_SHOWN]) + (f" and {len(every) - _SHOWN} more" if len(every) > _SHOWN else "")

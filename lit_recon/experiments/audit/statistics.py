@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from lit_recon.clients.record import Circumstances, Sent
-from lit_recon.experiments.audit.evidence import Evidence, Finding
+from lit_recon.experiments.audit.evidence import Evidence, Finding, listed
 from lit_recon.models.classifiers.foreign import PublicModel
 from lit_recon.records import BatchStatistics, LayerStatistics
 from lit_recon.solving import least_squares
@@ -51,7 +51,7 @@ def batch_norm_facts(public: PublicModel, evidence: Evidence, form: Sent, known:
             f"No statistics of BatchNorm were sent; the client is taken to have used {_MODES[_mode(known)]}, {claim}."
         )
         return BatchNormFacts(None, known, [Finding("found", text)])
-    moved = any(not torch.equal(new["running_mean"], _before(evidence, name)) for name, new in after.items())
+    moved = {name for name, new in after.items() if not torch.equal(new["running_mean"], _before(evidence, name))}
     mode: Any = "train" if moved else "eval"
     if known.batch_norm not in (None, mode):
         text = (
@@ -72,6 +72,14 @@ def batch_norm_facts(public: PublicModel, evidence: Evidence, form: Sent, known:
         text = f"{known.steps} steps are claimed, but BatchNorm counted {max(counted)} batches: so many are assumed."
         findings.append(Finding("doubt", text))
         known = replace(known, steps=max(*counted, known.batches))
+    used = {call.name for call in _calls(public, (_BatchNorm,))}
+    still = [name for name in after if name in used - moved and layers[name].momentum != 0]
+    if still:
+        text = (
+            f"BatchNorm used the statistics of the batch, but its running ones in {listed(still)}: the attacks "
+            "simulate those of the batch in every layer, and are given none."
+        )
+        return BatchNormFacts(None, known, [*findings, Finding("doubt", text)])
     cumulative = any(layer.momentum is None for layer in layers.values())
     if known.steps > 1 or len(after) < len(layers) or cumulative:
         text = "The statistics of BatchNorm moved; those of a single batch do not follow from them."

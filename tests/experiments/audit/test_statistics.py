@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -43,3 +45,22 @@ def test_a_layer_without_momentum_has_no_statistics() -> None:
     assert found.statistics is not None
     assert list(found.statistics) == ["4"]
     assert bool(found.statistics["4"].mean.isfinite().all())
+
+
+@pytest.mark.parametrize("frozen", [[1], [4], []])
+def test_layers_that_stayed_in_evaluation_mode_leave_no_statistics(frozen: list[int]) -> None:
+    """The running means of such a layer are no means of the batch, and behind it the simulation is another one."""
+    torch.manual_seed(0)
+    body = [nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.BatchNorm2d(4)]
+    model = nn.Sequential(*body, nn.Flatten(), nn.Linear(64, 10))
+    recorded = update(model, 4)
+    kept = {name: recorded.before[name] for name in recorded.before for i in frozen if name.startswith(f"{i}.")}
+    found = interpreted(model, replace(recorded, sent={**recorded.sent, **kept}))
+    if not frozen:
+        assert doubts(found) == []
+        assert found.statistics is not None
+        return
+    [doubt] = doubts(found)
+    assert doubt.startswith(f"BatchNorm used the statistics of the batch, but its running ones in {frozen[0]}: ")
+    assert found.statistics is None
+    assert found.known.batch_norm == "train"

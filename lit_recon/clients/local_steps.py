@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -36,10 +36,10 @@ class _State(NamedTuple):
 class LocalSteps:
     """Weights before minus weights after `steps` steps of SGD or Adam on the mean loss of the client's images.
 
-    Every parameter is trained, also those that do not require a gradient, by the update of `torch.optim.SGD` (momentum
-    without dampening, no weight decay) or `torch.optim.Adam` (other settings than the rate as by default), operation by
-    operation. Pure and differentiable through all steps, like `GradientOperator`; the differentiable form of Adam has
-    smoother steps, since its own are nearly signs: after one, `g / (|g| + 1e-8)`.
+    Every parameter but the `frozen` ones is trained, also those that do not require a gradient, by the update of
+    `torch.optim.SGD` (momentum without dampening, no weight decay) or `torch.optim.Adam` (other settings than the rate
+    as by default), operation by operation. Pure and differentiable through all steps, like `GradientOperator`; the
+    differentiable form of Adam has smoother steps, since its own are nearly signs: after one, `g / (|g| + 1e-8)`.
     Memory grows with the number of steps unless `checkpointing` recomputes each step in the backward pass.
     Checkpointed steps are differentiable once, by plain autograd: enough for an attack, not for the scores of
     `OptimalGradientNoise` and `OptimalGradientPruning`.
@@ -54,6 +54,7 @@ class LocalSteps:
             itself; of Adam, the mean step in units of the rate.
         checkpointing: see above.
         optimizer: `sgd` or `adam`.
+        frozen: names of parameters that stay as they are.
 
     Raises:
         ConfigError: a number out of its range, or a layer without parameters; when called, checkpointing with
@@ -76,6 +77,7 @@ class LocalSteps:
         checkpointing: bool = False,
         loss: Loss = cross_entropy,
         optimizer: Optimizer = "sgd",
+        frozen: Collection[str] = (),
     ) -> None:
         if steps < 1 or not 1 <= batches <= steps:
             raise ConfigError(
@@ -93,6 +95,7 @@ class LocalSteps:
         self.steps, self.momentum, self.batches, self.checkpointing = steps, momentum, batches, checkpointing
         self.release: Release = release
         self.optimizer: Optimizer = optimizer
+        self.frozen = frozen
         self.rates = _rates([name for name, _ in model.named_parameters()], lr, dict(layer_lrs or {}))
         self._gradient = GradientOperator(model, batch_norm, loss)
         self.batch_norm: BatchNormMode = batch_norm
@@ -199,6 +202,7 @@ class LocalSteps:
             with torch.enable_grad():
                 loss = self._gradient.loss(Weights(inputs, buffers), batch)
             gradient = gradient_by_name(loss, inputs, differentiable)
+        gradient = {name: torch.zeros_like(g) if name in self.frozen else g for name, g in gradient.items()}
         if self.optimizer == "adam":
             return self._adam(state, gradient, differentiable != "no" if smooth is None else smooth)
         velocity = gradient

@@ -112,6 +112,24 @@ def test_adam_equals_that_of_pytorch_bit_for_bit(
         torch.testing.assert_close(update[name], (Weights.of(model).parameters[name] - value) / rate)
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_frozen_parameters_stay_as_they_are(model: Backbone, batch: tuple, optimizer: Optimizer) -> None:
+    frozen = [name for name, _ in model.named_parameters() if not name.startswith("head")]
+    trained = copy.deepcopy(model)
+    kind = torch.optim.SGD if optimizer == "sgd" else torch.optim.Adam
+    by_hand = kind(trained.head.parameters(), lr=0.1)
+    for _ in range(3):
+        by_hand.zero_grad()
+        nn.functional.cross_entropy(trained(batch[0]), batch[1]).backward()
+        by_hand.step()
+    operator = LocalSteps(model, 3, 0.1, optimizer=optimizer, frozen=frozen)
+    found = operator.train(Weights.of(model), Batch(*batch))
+    for name, value in trained.named_parameters():
+        assert torch.equal(found[name], value), name
+    seen = operator(Weights.of(model), Batch(*batch), "autograd")
+    assert not any(seen[name].any() for name in frozen)
+
+
 def test_an_attack_sees_smoother_steps_of_adam(model: Backbone, batch: tuple) -> None:
     operator = LocalSteps(model, 1, 0.1, optimizer="adam")
     exact, smooth = (operator(Weights.of(model), Batch(*batch), form) for form in ("no", "autograd"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -60,6 +60,7 @@ class Interpretation:
         findings: what was checked, for the report.
         scaled: the scale of `update` follows from what was given; otherwise it is estimated or unknown.
         precision: of what was sent, see `Evidence`.
+        frozen: parameters that were sent and did not change.
     """
 
     form: Sent
@@ -71,6 +72,7 @@ class Interpretation:
     findings: tuple[Finding, ...]
     scaled: bool = True
     precision: torch.dtype = torch.float32
+    frozen: tuple[str, ...] = ()
 
     def observation(
         self, public: PublicModel, labels: Tensor | None, defense: Defense | None, loss: Loss = cross_entropy
@@ -88,7 +90,7 @@ class Interpretation:
             public.model,
             weights.parameters,
             weights.buffers,
-            operator(public.model, self.known, loss),
+            operator(public.model, self.known, loss, self.frozen),
             self.update,
             self.known.batch_size,
             public.image_shape,
@@ -102,14 +104,17 @@ class Interpretation:
         )
 
 
-def operator(model: nn.Module, known: Circumstances, loss: Loss) -> ForwardOperator:
+def operator(model: nn.Module, known: Circumstances, loss: Loss, frozen: Sequence[str] = ()) -> ForwardOperator:
     """The client's update rule, in units of a gradient."""
     mode = known.batch_norm or "train"
     if known.steps == 1 and known.optimizer == "sgd":
         return GradientOperator(model, mode, loss)
-    steps, lr, batches = known.steps, known.lr or 1.0, known.batches
+    steps, lr, batches, optimizer = known.steps, known.lr or 1.0, known.batches, known.optimizer
     return LocalSteps(
-        model, steps, lr, known.momentum, None, batches, "gradient", mode, loss=loss, optimizer=known.optimizer
+        *(model, steps, lr, known.momentum, None, batches, "gradient", mode),
+        loss=loss,
+        optimizer=optimizer,
+        frozen=frozen,
     )
 
 
@@ -158,7 +163,10 @@ def interpret(
         update = _without_decay(update, parameters, decay)
     simulated, scattered = _hidden(update, {} if form == "gradient" else change, evidence, findings)
     scaled = form == "gradient" or known.lr is not None
-    found = Interpretation(form, update, known, statistics, simulated, scattered, (), scaled, evidence.precision)
+    frozen = tuple(name for name in change if name not in evidence.sent)
+    found = Interpretation(
+        form, update, known, statistics, simulated, scattered, (), scaled, evidence.precision, frozen
+    )
     if defense is not None and not keeps_values(defense, update, known.batch_size or 1):
         named = "" if claimed or form == "weights" else " Give form if it is a gradient: it is taken for a difference."
         text = (

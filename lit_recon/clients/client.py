@@ -88,8 +88,8 @@ class Client:
         if Stage.PER_EXAMPLE in self.defense.stages and not isinstance(self._own, GradientOperator):
             raise ConfigError(
                 f"{self.defense} acts on the gradient of every single example, but this client releases the result of "
-                "several steps: leave local_steps out, or take a defense of the update, such as GradientClipping with "
-                "GaussianNoise"
+                "several steps: take one step (leave local_steps out), or a defense of the update, such as "
+                "GradientClipping with GaussianNoise"
             )
         self._weights = Weights.of(self.model)
 

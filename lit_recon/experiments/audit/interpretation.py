@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -20,7 +20,7 @@ from lit_recon.errors import ConfigError, LitReconError
 from lit_recon.experiments.audit.evidence import Evidence, Finding, without_frozen
 from lit_recon.experiments.audit.head import RoundingErrors, decay_of, held_decay, scale_of, unit_of
 from lit_recon.experiments.audit.optimizer import is_reversed, optimizer_facts
-from lit_recon.experiments.audit.statistics import batch_norm_facts, normalization_finding
+from lit_recon.experiments.audit.statistics import batch_norm_facts, dropout_finding, normalization_finding
 from lit_recon.models.classifiers.foreign import PublicModel
 from lit_recon.records import (
     BatchStatistics,
@@ -90,7 +90,7 @@ class Interpretation:
             public.model,
             weights.parameters,
             weights.buffers,
-            operator(public.model, self.known, loss, self.frozen),
+            self.operator(public.model, loss),
             self.update,
             self.known.batch_size,
             public.image_shape,
@@ -103,19 +103,18 @@ class Interpretation:
             loss,
         )
 
-
-def operator(model: nn.Module, known: Circumstances, loss: Loss, frozen: Sequence[str] = ()) -> ForwardOperator:
-    """The client's update rule, in units of a gradient."""
-    mode = known.batch_norm or "train"
-    if known.steps == 1 and known.optimizer == "sgd":
-        return GradientOperator(model, mode, loss)
-    steps, lr, batches, optimizer = known.steps, known.lr or 1.0, known.batches, known.optimizer
-    return LocalSteps(
-        *(model, steps, lr, known.momentum, None, batches, "gradient", mode),
-        loss=loss,
-        optimizer=optimizer,
-        frozen=frozen,
-    )
+    def operator(self, model: nn.Module, loss: Loss) -> ForwardOperator:
+        """The client's update rule, in units of a gradient."""
+        known = self.known
+        mode = known.batch_norm or "train"
+        if known.steps == 1 and known.optimizer == "sgd":
+            return GradientOperator(model, mode, loss)
+        return LocalSteps(
+            *(model, known.steps, known.lr or 1.0, known.momentum, None, known.batches, "gradient", mode),
+            loss=loss,
+            optimizer=known.optimizer,
+            frozen=self.frozen,
+        )
 
 
 def interpret(
@@ -139,8 +138,7 @@ def interpret(
     evidence = without_frozen(evidence, change, findings)
     statistics, known, about = batch_norm_facts(public, evidence, form, known)
     findings += about
-    told = normalization_finding(public)
-    findings += [told] if told is not None else []
+    findings += [told for told in (normalization_finding(public), dropout_finding(public)) if told is not None]
     if known.steps > known.batches > 1:
         text = "The order of the images in later epochs is not known: the attacks assume that of the first."
         findings.append(Finding("open", text))

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from lit_recon.attacks.released.base import digest
+from lit_recon.clients import Client
 from lit_recon.clients.local_steps import Optimizer
 from lit_recon.clients.record import Circumstances, RecordedUpdate, Sent
 from lit_recon.defenses import Defense
@@ -214,6 +215,10 @@ def _prepared(
     public = public_model(model, image_shape, normalization)
     public.model.load_state_dict(dict(evidence.before), strict=False)  # the normalization of pixels is a buffer of ours
     found = interpret(public, evidence, recorded.form, recorded.known, loss, defense)
+    # the model as a client with this defense has it, and the errors of one that cannot have it
+    mode, own = found.known.batch_norm or "train", known_defense(found, defense)
+    client = Client(public.model, mode, own, lambda model, _, loss: found.operator(model, loss), loss=loss)
+    public = public._replace(model=client.model)
     n, truth = found.known.batch_size or 1, None
     if "images" in recorded.truth:
         none = torch.zeros(len(recorded.truth["images"]), dtype=torch.int64)

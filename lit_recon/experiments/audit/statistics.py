@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 
 from lit_recon.clients.record import Circumstances, Sent
 from lit_recon.experiments.audit.evidence import Evidence, Finding, listed
@@ -131,6 +132,19 @@ def normalization_finding(public: PublicModel) -> Finding | None:
         "doubt",
         f"{told} if the given normalization is right, which images in [0, 1] hardly have: give the normalization that "
         "the client applies to its images.",
+    )
+
+
+def dropout_finding(public: PublicModel) -> Finding | None:
+    """That masks of dropout are not known, if the model has such layers."""
+    layers = public.model.named_modules()
+    active = [name for name, layer in layers if isinstance(layer, _DropoutNd) and layer.p > 0]
+    if not active:
+        return None
+    return Finding(
+        "open",
+        f"The attacks simulate the client without dropout ({listed(active)}): if it was on, its masks are not known, "
+        "and images explain the update less well. If it drops inputs of linear layers, give NetworkDropout as defense.",
     )
 
 

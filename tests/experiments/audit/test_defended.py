@@ -6,7 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
+import lit_recon
+from lit_recon.attacks.updates.gradient_matching.matching import update_distance
 from lit_recon.defenses import (
     DPSGD,
     Chain,
@@ -17,14 +20,30 @@ from lit_recon.defenses import (
     GradientDropout,
     GradientPruning,
     MixUp,
+    NetworkDropout,
     OptimalGradientPruning,
     PercentilePrivacy,
     PerExampleClipping,
     SVTPrivacy,
 )
+from lit_recon.errors import ConfigError, UnsupportedModelError
+from lit_recon.experiments.audit import run
 from lit_recon.experiments.audit.interpretation import keeps_values
-from lit_recon.records import Update
-from tests.experiments.audit.updates import defended, doubts, gradient, interpreted, mlp, unlabelled, update
+from lit_recon.records import Observation, Update
+from tests.experiments.audit.updates import (
+    NORMALIZATION,
+    SHAPE,
+    convnet,
+    defended,
+    doubts,
+    gradient,
+    images,
+    interpreted,
+    labels,
+    mlp,
+    unlabelled,
+    update,
+)
 
 
 def assert_same(one: Update, two: Update) -> None:
@@ -90,3 +109,34 @@ def test_a_wrong_learning_rate_is_noticed_behind_a_told_pruning() -> None:
     recorded = update(mlp(), 4, {"lr": 1.0})
     found = interpreted(mlp(), recorded, GradientPruning(0.01))
     assert any("a wrong learning rate" in one for one in doubts(found))
+
+
+def test_attacks_simulate_a_defense_of_the_network_that_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its masks are read from the update; else true images explain it to a cosine distance of 0.1 and more."""
+    attacked: list[Observation] = []
+    monkeypatch.setattr(run, "run_attacks", lambda seen, *_: attacked.append(seen) or [])
+    defense = NetworkDropout(0.5, ["3"])
+    recorded = defended(mlp(), 1, defense)
+    for told in (defense, None):
+        lit_recon.audit(mlp(), recorded, SHAPE, NORMALIZATION, defense=told)
+    known, unknown = (update_distance(seen, images(1), labels(1)) for seen in attacked)
+    assert known < 1e-5
+    assert unknown > 0.1
+
+
+def test_a_defense_that_no_such_client_has_is_refused() -> None:
+    recorded = update(mlp(), 4, {"steps": 3}, steps=3)
+    with pytest.raises(ConfigError, match="acts on the gradient of every single example"):
+        lit_recon.audit(mlp(), recorded, SHAPE, NORMALIZATION, defense=DPSGD(0.1))
+    normed = convnet(norm=True)
+    with pytest.raises(UnsupportedModelError, match="mixes the examples of a batch"):
+        lit_recon.audit(normed, update(normed, 4), SHAPE, NORMALIZATION, defense=PerExampleClipping(0.1))
+
+
+@pytest.mark.parametrize("p", [0.5, 0.0])
+def test_dropout_that_may_have_been_on_is_said(p: float) -> None:
+    model = nn.Sequential(*list(mlp())[:3], nn.Dropout(p), nn.Linear(32, 10))
+    found = interpreted(model, update(model, 1))
+    told = [one.text for one in found.findings if one.kind == "open"]
+    assert len(told) == (p > 0)
+    assert all(text.startswith("The attacks simulate the client without dropout (3): ") for text in told)

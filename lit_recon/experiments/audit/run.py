@@ -32,7 +32,7 @@ from lit_recon.experiments.settings import ModelSettings
 from lit_recon.io.tensors import read_state
 from lit_recon.models import public_model
 from lit_recon.models.classifiers.foreign import PublicModel, build_module
-from lit_recon.records import BatchNormMode, Loss, Normalization
+from lit_recon.records import BatchNormMode, LayerStatistics, Loss, Normalization
 from lit_recon.reporting.pages import write_pdf
 from lit_recon.reporting.provenance import read_settings
 from lit_recon.reporting.run_folder import RunFolder
@@ -255,8 +255,12 @@ def _audited(
         progress(f"{finding.kind:<11} {finding.text}")
     labels = None if case.labels is None else case.labels.to(device)
     moved = case.public._replace(model=case.public.model.to(device))
-    on_device = {name: value.to(device) for name, value in found.update.items()}
-    seen = replace(found, update=on_device).observation(moved, labels, known_defense(found, defense), loss)
+    update = {name: value.to(device) for name, value in found.update.items()}
+    statistics = found.statistics
+    if statistics is not None:
+        statistics = {name: LayerStatistics(*(part.to(device) for part in own)) for name, own in statistics.items()}
+    on_device = replace(found, update=update, statistics=statistics)
+    seen = on_device.observation(moved, labels, known_defense(found, defense), loss)
     outcomes = run_attacks(seen, minutes, folder, attacks, progress, identity)
     findings, chosen, protection = list(found.findings), best(outcomes), []
     if chosen is not None and chosen.found is not None:

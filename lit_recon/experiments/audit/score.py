@@ -22,7 +22,7 @@ from lit_recon.experiments.audit.protection import Protected, error_of, flat
 from lit_recon.io.files import write_bytes, write_text
 from lit_recon.metrics import metrics_of, score_batch
 from lit_recon.metrics.scores import BatchScores
-from lit_recon.records import Observation
+from lit_recon.records import Batch, Observation
 from lit_recon.reporting.provenance import environment
 from lit_recon.reporting.run_folder import RunFolder, marked
 from lit_recon.reporting.writing import Scalar, write_metrics
@@ -188,7 +188,9 @@ def agreement(seen: Observation, outcome: Outcome, scaled: bool = True) -> Findi
             f"{cut:.0%} of the pixels that came back were cut to [0, 1], and so they do not explain the update: the "
             "given normalization is not the client's.",
         )
-    own = seen.operator(seen.weights, outcome.batch)
+    # of an outcome that was kept, on the CPU
+    images, labels = (part.to(seen.like.device) for part in (outcome.batch.images, outcome.batch.labels))
+    own = seen.operator(seen.weights, Batch(images, labels))
     inner = sum(float((own[name].double() * value.double()).sum()) for name, value in seen.update.items())
     square = sum(float(value.double().square().sum()) for value in own.values())
     factor = inner / max(square, 1e-300)

@@ -173,14 +173,19 @@ def _protection(protection: Sequence[Mapping[str, Any]]) -> list[Panel]:
         ]
         for own in protection
     ]
+    known = all(own.get("known", True) for own in protection)
+    title = "Which defense would have stopped them?" if known else "Which defense would have changed what came back?"
     lead = (
         "The same update, defended before it left the client, and attacked again by an attacker who knows the defense, "
-        "with the attacks that had found something and those that were not tried. Stopped: what came back is no closer "
-        "to the images above (the true ones if given) than plain images of their mean color."
+        "with the attacks that had found something and those that were not tried. "
+        f"{'Stopped' if known else 'Changed'}: what came back is no closer to the images above (the true ones if "
+        "given) than plain images of their mean color."
     )
+    if not known:
+        lead += " Without true images or certificates it is not known whether those above are the client's."
     return [
         Panel(
-            "Which defense would have stopped them?",
+            title,
             lead,
             header=["defense", "strength", "", "best attack", "RMSE"],
             rows=rows,
@@ -190,11 +195,12 @@ def _protection(protection: Sequence[Mapping[str, Any]]) -> list[Panel]:
 
 def _outcome(own: Mapping[str, Any]) -> str:
     certified = f", {own['certified']} certified" if own["certified"] and own["stopped"] is False else ""
-    return f"{effect(own['stopped'], own.get('cut', False))}{certified}"
+    return f"{effect(own['stopped'], own.get('cut', False), own.get('known', True))}{certified}"
 
 
-def effect(stopped: bool | None, cut: bool) -> str:
-    """Whether a defense stopped the attacks, in words."""
+def effect(stopped: bool | None, cut: bool, known: bool = True) -> str:
+    """Whether a defense stopped the attacks, in words; not `known`: nor whether they had found the client's images."""
     if stopped is None:
         return "not measured"
-    return f"stopped{' in the time there was' * cut}" if stopped else "not stopped"
+    yes, no = ("stopped", "not stopped") if known else ("changed what came back", "much the same came back")
+    return f"{yes}{' in the time there was' * cut}" if stopped else no

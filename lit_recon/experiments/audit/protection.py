@@ -61,6 +61,7 @@ class Protected:
             it failed, or an attack had no time that could have come closer.
         reason: why it was not measured.
         cut: it stopped them in the time there was, which did not do for all iterations of every attack.
+        known: the reference shows the client's images; otherwise it is only known whether other images came back.
     """
 
     title: str
@@ -70,6 +71,7 @@ class Protected:
     stopped: bool | None = None
     reason: str = ""
     cut: bool = False
+    known: bool = True
 
 
 def measure_protection(
@@ -82,6 +84,7 @@ def measure_protection(
     defenses: Sequence[DefenseInWords] = DEFENSES,
     progress: Callable[[str], None] = print,
     identity: str = "",
+    known: bool = True,
 ) -> list[Protected]:
     """Defend the observed update, and run the attacks with these names on it.
 
@@ -95,6 +98,7 @@ def measure_protection(
         defenses: of the update.
         progress: gets a line per defense.
         identity: of the undefended update, see `check_protection`.
+        known: whether the reference shows the client's images, as the true ones and certified ones do.
     """
     if folder is not None:
         check_protection(folder, identity, defenses)
@@ -107,7 +111,7 @@ def measure_protection(
                 defended, minutes / len(defenses), own, names, lambda line: None, _behind(identity, defense)
             )
         except LitReconError as error:
-            found.append(Protected(title, strength, reason=str(error)))
+            found.append(Protected(title, strength, reason=str(error), known=known))
             continue
         believed, late = best(outcomes), [one.title for one in outcomes if one.missing]
         images = None if believed is None or believed.found is None else believed.found.images
@@ -117,7 +121,7 @@ def measure_protection(
         if stopped and late:
             stopped, reason = None, f"no time was left for {', '.join(late)}: raise protection_minutes"
         cut = bool(stopped) and any(one.cut for one in outcomes)
-        found.append(Protected(title, strength, believed, rmse, stopped, reason, cut))
+        found.append(Protected(title, strength, believed, rmse, stopped, reason, cut, known))
         progress(f"{title} {strength}: {_told(found[-1])}")
     return found
 
@@ -213,4 +217,4 @@ def _told(found: Protected) -> str:
         return f"not measured ({found.reason})"
     if found.rmse is None:
         return f"nothing came back ({found.reason})"
-    return f"RMSE {found.rmse:.3g}, {effect(found.stopped, found.cut)}"
+    return f"RMSE {found.rmse:.3g}, {effect(found.stopped, found.cut, found.known)}"

@@ -21,10 +21,10 @@ from lit_recon.clients.record import Circumstances, RecordedUpdate, Sent
 from lit_recon.defenses import Defense
 from lit_recon.errors import ConfigError, CorruptFileError
 from lit_recon.experiments.audit.attacks import CANDIDATES, best, check_kept, run_attacks
-from lit_recon.experiments.audit.evidence import read_evidence
+from lit_recon.experiments.audit.evidence import Finding, read_evidence
 from lit_recon.experiments.audit.interpretation import Interpretation, interpret
 from lit_recon.experiments.audit.page import AUDIT_FILE
-from lit_recon.experiments.audit.protection import check_protection, known_defense, measure_protection
+from lit_recon.experiments.audit.protection import check_protection, error_of, flat, known_defense, measure_protection
 from lit_recon.experiments.audit.score import AuditResult, agreement, checked_truth
 from lit_recon.experiments.call import Call, RunSettings, check_range
 from lit_recon.experiments.configuration import SAME_RUN, allow_class_path, settings_parser
@@ -266,7 +266,14 @@ def _audited(
     if chosen is not None and chosen.found is not None:
         told = agreement(seen, chosen, found.scaled)
         findings += [told] if told is not None else []
-        if protection_minutes:
+        if (
+            protection_minutes
+            and not chosen.certified
+            and truth is not None
+            and _is_plain(chosen.found.images, truth[0])
+        ):
+            findings.append(Finding("open", _NOTHING_TO_STOP))
+        elif protection_minutes:
             protection = measure_protection(
                 seen,
                 chosen.found.images.cpu() if truth is None else truth[0],
@@ -276,8 +283,20 @@ def _audited(
                 None if folder is None else folder / "protection",
                 progress=progress,
                 identity=identity,
+                known=truth is not None or bool(chosen.certified),
             )
     return AuditResult(findings, outcomes, protection, seen.n_examples, truth)
+
+
+_NOTHING_TO_STOP = (
+    "Which defense would have stopped the attacks was not measured: what came back is no closer to the true images "
+    "than plain images of their mean color, and so there was nothing to stop."
+)
+
+
+def _is_plain(images: Tensor, true: Tensor) -> bool:
+    """Whether images are no closer to the true ones than plain images of their mean color."""
+    return error_of(images, true) >= error_of(flat(true), true)
 
 
 def _has_more_time(folder: RunFolder, settings: AuditSettings) -> bool:

@@ -110,7 +110,7 @@ class AuditResult:
             told = outcome.reason or f"{outcome.certified} of {self.n_images} certified, {outcome.seconds:.0f} s"
             lines.append(f"{outcome.title}: {told}" + ("" if errors is None else f", RMSE {float(errors.mean()):.3g}"))
         for own in self.protection:
-            told = own.reason or f"RMSE {own.rmse:.3g}, {effect(own.stopped, own.cut)}"
+            told = own.reason or f"RMSE {own.rmse:.3g}, {effect(own.stopped, own.cut, own.known)}"
             lines.append(f"with {own.title.lower()}, {own.strength}: {told}")
         return "\n".join(lines)
 
@@ -160,6 +160,7 @@ class AuditResult:
                 "stopped": own.stopped,
                 "reason": own.reason,
                 "cut": own.cut,
+                "known": own.known,
             }
             for own in self.protection
         ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -188,3 +189,31 @@ def test_the_attacker_knows_the_defense_of_the_client_too() -> None:
     assert [type(one) for one in kept.defenses] == [Chain, ExcludedVariables, GradientPruning]
     assert [type(one) for one in kept.defenses[0].defenses] == [ExcludedVariables, GradientClipping]  # type: ignore[attr-defined]  # a Chain
     assert defend(seen(), measured, images(1), labels(1)).defense is measured
+
+
+@pytest.mark.parametrize(
+    ("shown", "certified", "truth", "measured", "words"),
+    [
+        ("images", 0, True, True, "stopped"),
+        ("black", 0, True, False, ""),
+        ("black", 1, True, True, "stopped"),
+        ("black", 0, False, True, "changed what came back"),
+        ("black", 1, False, True, "stopped"),
+    ],
+)
+def test_nothing_is_stopped_where_nothing_had_come_back(
+    shown: str, certified: int, truth: bool, measured: bool, words: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Black images are no closer to the true ones than plain ones, and without those they might be anything."""
+    monkeypatch.setattr(run, "run_attacks", lambda *_: [replace(outcome("analytic", shown), certified=certified)])
+    # behind every defense nothing comes back
+    monkeypatch.setattr(protection, "run_attacks", lambda *_: [outcome("analytic", "failed")])
+    recorded = update(mlp(), 1)
+    result = lit_recon.audit(
+        *(mlp(), recorded if truth else replace(recorded, truth={}), SHAPE, NORMALIZATION), protection_minutes=1.0
+    )
+    assert bool(result.protection) is measured
+    assert any("there was nothing to stop" in one.text for one in result.findings) is not measured
+    assert {_outcome(one) for one in result._content()["protection"]} == ({words} if measured else set())
+    text = result.save(tmp_path / "run").read_text(encoding="utf-8")
+    assert ("Which defense would have changed what came back?" in text) is (words == "changed what came back")

@@ -69,6 +69,7 @@ class RunFolder:
     report = _Entry("report.html")  # built from the files above
     checkpoints = _Entry("checkpoints")  # folder of the state from which an interrupted run is resumed
     logs = _Entry("logs")  # folder of loggers' files
+    clock = _Entry("checkpoints/seconds")  # seconds so far
     losses = _Entry("logs/losses.csv")  # the attack's loss by batch, restart and step
     grid = _Entry("grid.json")  # cells of an evaluation, for its page
     factors = _Entry("factors.json")  # cells of each value of each factor of a study, for its page

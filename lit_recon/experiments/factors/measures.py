@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +36,7 @@ from lit_recon.metrics.membership import area_under_roc
 from lit_recon.modules.shadows import train_store
 from lit_recon.reporting.provenance import environment
 from lit_recon.reporting.run_folder import RunFolder
+from lit_recon.reporting.stopwatch import Stopwatch
 from lit_recon.training.trainer import build_trainer
 
 
@@ -169,38 +169,38 @@ class Transfer:
 
     def run(self, folder: RunFolder) -> None:
         """Train the missing models, attack, and write the files of a run into an open folder."""
-        started = time.perf_counter()
-        trainer, split = build_trainer(self.shadows.trainer, loggers=[], float64=True), self.split
-        device = str(trainer.strategy.root_device)
-        plan = self.shadows.plan(split, device)
-        owners = plan.for_purpose("released")
-        base, shadow = self.attack(plan, folder.checkpoints / "reconstructor"), self.old.shadow
-        feature_map = base.access.feature_map(plan, shadow)
-        differences = observed = self._trained(trainer, owners, split.targets, feature_map, folder)
-        facts = model_facts(base, self.shadows, split, plan, shadow)
-        facts |= {"n_features": observed.shape[1], "n_shadow": self.how.shadows}
-        used: list[tuple[str, Plan, ImageSet]] = []
-        if self.how.shadows:
-            models = self.shadows.shadow_models(plan, split)
-            differences = self._trained(trainer, models, split.shadow, feature_map)
-            used = [("", models, split.shadow)]
-        if self.how.way == "adapted":
-            facts |= {"n_fixed_before": len(self.old.fixed), "n_shadow_before": len(shadow)}
-            before = self.shadows.plan(self.old, device)
-            models = self.shadows.shadow_models(before, self.old)
-            known = self._trained(trainer, models, shadow, base.access.feature_map(before, shadow))
-            used = [("First training set: ", models, shadow), *used]
-            fitted = base.reconstructor.fitted(known, shadow.pixels(), shadow.labels, split.fixed.n_classes)
-            learner = base.reconstructor if self.how.shadows else None
-            base = dataclasses.replace(base, reconstructor=Adapted(fitted, learner))
-        held = torch.cat([part.images for part in self.held])
-        outcome = score_targets(base, split, differences, observed, held)
-        for of, models, images in used:
-            there, n = store_folder(self.shadows, models, images), len(images)
-            facts |= models.facts(there, n)
-            outcome.notes.extend(f"{of}{note}" for note in models.notes(there, n))
-        facts |= {"seconds": time.perf_counter() - started, **environment(device)}
-        write_reconn(folder, split, outcome, facts)
+        with Stopwatch(folder) as watch:
+            trainer, split = build_trainer(self.shadows.trainer, loggers=[], float64=True), self.split
+            device = str(trainer.strategy.root_device)
+            plan = self.shadows.plan(split, device)
+            owners = plan.for_purpose("released")
+            base, shadow = self.attack(plan, folder.checkpoints / "reconstructor"), self.old.shadow
+            feature_map = base.access.feature_map(plan, shadow)
+            differences = observed = self._trained(trainer, owners, split.targets, feature_map, folder)
+            facts = model_facts(base, self.shadows, split, plan, shadow)
+            facts |= {"n_features": observed.shape[1], "n_shadow": self.how.shadows}
+            used: list[tuple[str, Plan, ImageSet]] = []
+            if self.how.shadows:
+                models = self.shadows.shadow_models(plan, split)
+                differences = self._trained(trainer, models, split.shadow, feature_map)
+                used = [("", models, split.shadow)]
+            if self.how.way == "adapted":
+                facts |= {"n_fixed_before": len(self.old.fixed), "n_shadow_before": len(shadow)}
+                before = self.shadows.plan(self.old, device)
+                models = self.shadows.shadow_models(before, self.old)
+                known = self._trained(trainer, models, shadow, base.access.feature_map(before, shadow))
+                used = [("First training set: ", models, shadow), *used]
+                fitted = base.reconstructor.fitted(known, shadow.pixels(), shadow.labels, split.fixed.n_classes)
+                learner = base.reconstructor if self.how.shadows else None
+                base = dataclasses.replace(base, reconstructor=Adapted(fitted, learner))
+            held = torch.cat([part.images for part in self.held])
+            outcome = score_targets(base, split, differences, observed, held)
+            for of, models, images in used:
+                there, n = store_folder(self.shadows, models, images), len(images)
+                facts |= models.facts(there, n)
+                outcome.notes.extend(f"{of}{note}" for note in models.notes(there, n))
+            facts |= {"seconds": watch.seconds, **environment(device)}
+            write_reconn(folder, split, outcome, facts)
 
     def _trained(
         self,

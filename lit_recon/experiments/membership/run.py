@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from typing import get_args
 
 from jsonargparse import ArgumentParser, Namespace
@@ -19,6 +18,7 @@ from lit_recon.experiments.released_attack.settings import ShadowSettings
 from lit_recon.modules.loggers import finish, log_numbers
 from lit_recon.reporting.provenance import environment
 from lit_recon.reporting.run_folder import RunFolder
+from lit_recon.reporting.stopwatch import Stopwatch
 from lit_recon.reporting.writing import Scalar
 from lit_recon.training.trainer import build_trainer, configure_process, is_first_process
 
@@ -59,15 +59,15 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     elif not settings.overwrite:
         folder.refuse_finished()
     loggers = call.loggers()
-    started = time.perf_counter()
-    played = {kind: found for kind, each in plans.items() if (found := experiment.play(each)) is not None}
-    if is_first_process():
-        facts: dict[str, Scalar] = {**shadows.facts(split), **shadows.privacy(), "processes": trainer.world_size}
-        facts |= {"seconds": time.perf_counter() - started, **environment(device)}
-        metrics = write_membership(folder, settings, split, games, played, shadows.descent, facts)
-        log_numbers(loggers, metrics)
-        finish(loggers)
-        for kind, one in played.items():
-            shown = ", ".join(f"{name} {metrics[f'{kind}.{name}.auc']:.3f}" for name in one.scores)
-            print(f"{kind:<11} AUC: {shown}")
-        print(f"report      {folder.report}")
+    with Stopwatch(folder, is_first_process()) as watch:
+        played = {kind: found for kind, each in plans.items() if (found := experiment.play(each)) is not None}
+        if is_first_process():
+            facts: dict[str, Scalar] = {**shadows.facts(split), **shadows.privacy(), "processes": trainer.world_size}
+            facts |= {"seconds": watch.seconds, **environment(device)}
+            metrics = write_membership(folder, settings, split, games, played, shadows.descent, facts)
+            log_numbers(loggers, metrics)
+            finish(loggers)
+            for kind, one in played.items():
+                shown = ", ".join(f"{name} {metrics[f'{kind}.{name}.auc']:.3f}" for name in one.scores)
+                print(f"{kind:<11} AUC: {shown}")
+            print(f"report      {folder.report}")

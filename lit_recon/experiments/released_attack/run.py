@@ -25,6 +25,7 @@ from lit_recon.modules.loggers import finish, log_numbers
 from lit_recon.modules.shadows import train_store
 from lit_recon.reporting.provenance import environment
 from lit_recon.reporting.run_folder import RunFolder
+from lit_recon.reporting.stopwatch import Stopwatch
 from lit_recon.reporting.writing import Scalar
 from lit_recon.training.trainer import build_trainer, configure_process, is_first_process
 
@@ -70,33 +71,36 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     elif not settings.overwrite:
         folder.refuse_finished()
     loggers = call.loggers()
-    started = time.perf_counter()
-    store = train_store(trainer, models, split.shadow, stored, shadows.execution, shadows.shard_size)
-    trained = time.perf_counter() - started
-    owners, there = plan.for_purpose("released"), folder.checkpoints / "released"
-    observed = None if released is None else deltas(released, plan.reference())
-    if observed is None:
-        own = train_store(trainer, owners, split.targets, there, store.execution, store.shard_size, "released models")
-        observed = own.read(split.targets) if is_first_process() else torch.empty(0)
-    if is_first_process():
-        feature_map = settings.access.feature_map(plan, split.shadow)
-        features = feature_map(observed)
-        facts: dict[str, Scalar] = {
-            **described,
-            "execution": store.execution,
-            "processes": trainer.world_size,
-            "shadow_seconds": trained,
-            "n_features": features.shape[1],
-        }
-        outcome = score_targets(settings, split, store.read(split.shadow, feature_map), features)
-        facts |= models.facts(stored, len(split.shadow))
-        outcome.notes.extend(models.notes(stored, len(split.shadow)))
-        log_numbers(loggers, outcome.metrics)
-        finish(loggers)
-        facts |= {"seconds": time.perf_counter() - started, **environment(device)}
-        write_reconn(folder, split, outcome, facts)
-        print(_summary(outcome.metrics))
-        print(f"report      {folder.report}")
+    with Stopwatch(folder, is_first_process()) as watch:
+        started = time.perf_counter()
+        store = train_store(trainer, models, split.shadow, stored, shadows.execution, shadows.shard_size)
+        trained = time.perf_counter() - started
+        owners, there = plan.for_purpose("released"), folder.checkpoints / "released"
+        observed = None if released is None else deltas(released, plan.reference())
+        if observed is None:
+            own = train_store(
+                trainer, owners, split.targets, there, store.execution, store.shard_size, "released models"
+            )
+            observed = own.read(split.targets) if is_first_process() else torch.empty(0)
+        if is_first_process():
+            feature_map = settings.access.feature_map(plan, split.shadow)
+            features = feature_map(observed)
+            facts: dict[str, Scalar] = {
+                **described,
+                "execution": store.execution,
+                "processes": trainer.world_size,
+                "shadow_seconds": trained,
+                "n_features": features.shape[1],
+            }
+            outcome = score_targets(settings, split, store.read(split.shadow, feature_map), features)
+            facts |= models.facts(stored, len(split.shadow))
+            outcome.notes.extend(models.notes(stored, len(split.shadow)))
+            log_numbers(loggers, outcome.metrics)
+            finish(loggers)
+            facts |= {"seconds": watch.seconds, **environment(device)}
+            write_reconn(folder, split, outcome, facts)
+            print(_summary(outcome.metrics))
+            print(f"report      {folder.report}")
 
 
 def _summary(metrics: Mapping[str, Scalar]) -> str:

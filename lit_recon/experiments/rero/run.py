@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from jsonargparse import ArgumentParser, Namespace
 
 from lit_recon.attacks.released.base import Background, ShadowSizes
@@ -19,6 +17,7 @@ from lit_recon.experiments.rero.settings import ReroSettings, rero_cells
 from lit_recon.modules.loggers import finish, log_numbers
 from lit_recon.reporting.provenance import environment
 from lit_recon.reporting.run_folder import RunFolder
+from lit_recon.reporting.stopwatch import Stopwatch
 from lit_recon.reporting.writing import write_metrics
 from lit_recon.training.trainer import build_trainer, configure_process
 
@@ -50,26 +49,26 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     grows = ("budget.epsilons", "budget.without", "prior", "sampled", "test_images", "cache", "shard_size")
     study.open(call.config, settings.overwrite, grows)
     print(f"study       {study.progress()}; {shadows.split.shadow} shadow models in each")
-    started = time.perf_counter()
-    study.require(cluster.run(study, shadows.trainer))
-    judge = CellEvaluator(settings, shadows, split, folder)
-    for caveat in sorted({prior.baseline.caveat for prior in judge.priors} - {""}):
-        print(f"caveat      {caveat}")
-    record = judge.record(
-        [
-            judge.measure(cell, plan, RunFolder(folder.path / cell.folder), trainer)
-            for cell, plan in zip(cells, planned, strict=True)
-        ]
-    )
-    write_record(folder, record)
-    metrics = study_metrics(record)
-    loggers = call.loggers()
-    log_numbers(loggers, metrics)
-    finish(loggers)
-    facts = shadows.facts(split)
-    facts |= {"seconds": time.perf_counter() - started, **environment()}
-    write_metrics(folder, {**metrics, **facts}, measures(record))
-    write_page(folder.path)
-    below = f"{metrics['comparisons_below']} of {metrics['comparisons']}"
-    print(f"bounds      attack below the bound in {below} comparisons")
-    print(f"report      {folder.report}")
+    with Stopwatch(folder) as watch:
+        study.require(cluster.run(study, shadows.trainer))
+        judge = CellEvaluator(settings, shadows, split, folder)
+        for caveat in sorted({prior.baseline.caveat for prior in judge.priors} - {""}):
+            print(f"caveat      {caveat}")
+        record = judge.record(
+            [
+                judge.measure(cell, plan, RunFolder(folder.path / cell.folder), trainer)
+                for cell, plan in zip(cells, planned, strict=True)
+            ]
+        )
+        write_record(folder, record)
+        metrics = study_metrics(record)
+        loggers = call.loggers()
+        log_numbers(loggers, metrics)
+        finish(loggers)
+        facts = shadows.facts(split)
+        facts |= {"seconds": watch.seconds, **environment()}
+        write_metrics(folder, {**metrics, **facts}, measures(record))
+        write_page(folder.path)
+        below = f"{metrics['comparisons_below']} of {metrics['comparisons']}"
+        print(f"bounds      attack below the bound in {below} comparisons")
+        print(f"report      {folder.report}")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from jsonargparse import ArgumentParser, Namespace
 
 from lit_recon.errors import CorruptFileError
@@ -15,6 +13,7 @@ from lit_recon.models import load_backbone
 from lit_recon.modules.loggers import finish
 from lit_recon.reporting.provenance import environment
 from lit_recon.reporting.run_folder import RunFolder
+from lit_recon.reporting.stopwatch import Stopwatch
 from lit_recon.reporting.writing import write_metrics
 from lit_recon.training.module import BACKBONE_FILE, UTILITY_FILE, Metrics, read_utility
 from lit_recon.training.trainer import check_trainer, configure_process, is_first_process
@@ -49,25 +48,25 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
         public, test = training.data.train, training.data.test
         print(f"data        {public.name} ({len(public)} images), {test.name} ({len(test)} images)")
         print(*training.notes, f"run folder  {folder.path}", sep="\n", flush=True)
-    started = time.perf_counter()
-    if exported.is_file() and not settings.overwrite:  # killed between the last two files
-        checkpoint = load_backbone(exported)
-        healthy = all(value.isfinite().all() for value in checkpoint.model.state_dict().values())
-        if not healthy and read_utility(folder.path).get("accuracy") is not None:
-            raise CorruptFileError(
-                f"{exported} holds NaN or infinite weights, but {UTILITY_FILE} beside it an accuracy: start again with "
-                "--overwrite true"
-            )
-    else:
-        loggers = call.loggers()
-        checkpoint = training.run(folder.path, settings.trainer, loggers)
-        finish(loggers)
-    if is_first_process():
-        utility = read_utility(folder.path)
-        facts: Metrics = {"epochs": checkpoint.epoch, "split_hash": checkpoint.split_hash, "seed": settings.seed}
-        write_metrics(folder, {**utility, **facts, "seconds": time.perf_counter() - started, **environment()})
-        _show(utility)
-        print(f"backbone    {exported}")
+    with Stopwatch(folder, is_first_process()) as watch:
+        if exported.is_file() and not settings.overwrite:  # killed between the last two files
+            checkpoint = load_backbone(exported)
+            healthy = all(value.isfinite().all() for value in checkpoint.model.state_dict().values())
+            if not healthy and read_utility(folder.path).get("accuracy") is not None:
+                raise CorruptFileError(
+                    f"{exported} holds NaN or infinite weights, but {UTILITY_FILE} beside it an accuracy: start again "
+                    "with --overwrite true"
+                )
+        else:
+            loggers = call.loggers()
+            checkpoint = training.run(folder.path, settings.trainer, loggers)
+            finish(loggers)
+        if is_first_process():
+            utility = read_utility(folder.path)
+            facts: Metrics = {"epochs": checkpoint.epoch, "split_hash": checkpoint.split_hash, "seed": settings.seed}
+            write_metrics(folder, {**utility, **facts, "seconds": watch.seconds, **environment()})
+            _show(utility)
+            print(f"backbone    {exported}")
 
 
 def _show(utility: Metrics) -> None:

@@ -30,8 +30,9 @@ _LESS = 1e-3
 _DRAWS = 100
 #: Of images found: exchanges that are tried in a row, and how often all are tried.
 _MOST, _SWEEPS = 256, 4
-#: Misfit of a tensor of the update, in standard deviations of the noise, up to which it is noise alone.
-_LIKE_NOISE = 1.2
+#: Misfit of a tensor of the update, in standard deviations of the noise, up to which it is noise alone; and what is
+#: added to it, divided by the root of the number of entries: five standard deviations or so of such a root mean square.
+_LIKE_NOISE, _FEW = 1.2, 5.0
 Compilation = Literal["auto", "none", "default", "reduce-overhead"]
 
 #: (images, labels, target, known statistics) -> matching loss, penalty, gradients in images and, if soft, in labels.
@@ -211,21 +212,30 @@ def update_distance(observation: Observation, images: Tensor, labels: Tensor, ob
 
 
 def update_misfits(observation: Observation, images: Tensor, labels: Tensor) -> dict[str, float]:
-    """Root mean square of the observed update less the simulated release of images with labels `(n,)`, by tensor."""
+    """Root mean square of the observed update less the simulated release of images with labels `(n,)`, by tensor.
+
+    Over the entries that are observed: those released as zero have no noise.
+    """
     matching = Matching([observation], GlobalCosine(), None)
     with torch.enable_grad():
         update = matching._update(Batch(images.detach(), labels), observation.update, "no")
-    return {
-        name: float((value - update[name].detach()).double().square().mean().sqrt())
-        for name, value in observation.update.items()
-    }
+    misfits: dict[str, float] = {}
+    for name, value in observation.update.items():
+        rest = (value - update[name].detach())[value != 0].double()
+        misfits[name] = float((rest.square().sum() / max(1, len(rest))).sqrt())
+    return misfits
 
 
 def beside_noise(observation: Observation, images: Tensor, labels: Tensor, std: float) -> str:
     """How far the simulated update is from the observed one, in standard deviations of known noise."""
-    misfits = update_misfits(observation, images, labels)
-    most = max(misfits, key=lambda name: misfits[name])
-    if misfits[most] <= _LIKE_NOISE * std:
+    misfits, beyond = update_misfits(observation, images, labels), {}
+    for name, value in observation.update.items():
+        # the mean square of few entries varies
+        like = _LIKE_NOISE + _FEW / max(1, int(value.count_nonzero())) ** 0.5
+        if misfits[name] > like * std:
+            beyond[name] = misfits[name]
+    most = max(beyond, key=lambda name: beyond[name], default=None)
+    if most is None:
         return "the update of the images differs from the observed one by the noise alone"
     return (
         f"the update of the images differs from the observed one by {misfits[most] / std:.2g} times the noise in "

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 
 from lit_recon.attacks.updates import BatchNormPrior, GlobalCosine, NormReweightedCosine, Objective, SquaredError
-from lit_recon.attacks.updates.gradient_matching.matching import Matching
+from lit_recon.attacks.updates.gradient_matching.matching import Matching, beside_noise
+from lit_recon.defenses import SVTPrivacy
 from lit_recon.records import Observation
 
 Observe = Callable[..., Observation]
@@ -118,3 +120,16 @@ def test_the_order_of_a_batch_does_not_matter(observe: Observe, batch: Batch) ->
     straight, swapped = matching(images, labels, [0]), matching(images.flip(1), labels.flip(1), [0])
     assert float(swapped.matching) == pytest.approx(float(straight.matching), abs=1e-5)
     torch.testing.assert_close(swapped.images.flip(1), straight.images, rtol=1e-2, atol=1e-4)
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_noise_is_on_the_entries_that_are_released(observe: Observe, batch: Batch, wrong: bool) -> None:
+    """Of an update of which a tenth is released, a root mean square over all entries would be a third of the noise."""
+    seen, (images, labels), defense = observe("resnet"), batch, SVTPrivacy(gamma=1e-3, noise_var=20.0)
+    update = defense.transform_update(seen.update, None, torch.Generator().manual_seed(0))  # type: ignore[arg-type]  # not read
+    told, noise = replace(seen.knowledge, defense=True), defense.released_noise(2)
+    assert noise is not None
+    if wrong:
+        update = {name: torch.where(value != 0, value + 2 * noise.std, 0.0) for name, value in update.items()}
+    seen = replace(seen, update=update, defense=defense, knowledge=told)
+    assert beside_noise(seen, images, labels, noise.std).endswith("by the noise alone") != wrong

@@ -123,10 +123,13 @@ class NonNegativeInputs:
             )
         inputs = self._scaled(found @ right[:n], observation, layer)
         labels = self._labels(observation, layer, inputs)
+        rounded = cone.coarse <= _ZERO
+        error = "rounding" if rounded else f"an error of about {cone.error(found):.1g} of their largest number"
         note = (
-            f"{len(inputs)} of {n} inputs of the layer {layer} are known up to rounding: {int(zeros.min())} to "
-            f"{int(zeros.max())} of their {len(active)} numbers are zero, {least} are needed"
+            f"{len(inputs)} of {n} inputs of the layer {layer} are known up to {error}: {int(zeros.min())} to "
+            f"{int(zeros.max())} of their {len(active)} numbers are zero"
         )
+        note += f", {least} are needed" if n > 1 else ""
         return RecoveredInputs(layer, inputs, zeros + int((~active).sum()), labels, (note,))
 
     def _vertices(self, cone: _Cone, least: int) -> tuple[Tensor, Tensor]:
@@ -202,6 +205,11 @@ class _Cone:
     def entries(self, vector: Vector) -> Vector:
         """All entries of the vector with these coordinates."""
         return np.asarray(self.span.T @ vector)
+
+    def error(self, vectors: Tensor) -> float:
+        """Standard deviation of the noise on the entries of vectors `(r, n)`, relative to the largest; of the worst."""
+        noisy = (vectors * torch.from_numpy(self.noise)).norm(dim=1)
+        return float((noisy / (vectors @ torch.from_numpy(self.span * self.lengths)).amax(1)).max())
 
     def zeros(self, vector: Vector, share: float) -> int:
         """Number of entries that are at most this share of the largest."""

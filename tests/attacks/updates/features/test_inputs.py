@@ -118,6 +118,20 @@ def test_rounding_of_released_weights_does_no_harm(lr: float) -> None:
     assert torch.equal(found.labels, batch(n)[1][which])  # type: ignore[arg-type]  # found
 
 
+@pytest.mark.parametrize(("n", "std"), [(1, 0.0), (1, 1e-5), (4, 0.0), (4, 1e-6)])
+def test_the_note_says_how_exactly_inputs_are_known(n: int, std: float) -> None:
+    seen = observed(n, defense=GaussianNoise(std) if std else None)
+    found = NonNegativeInputs(starts=100)(seen)
+    [note] = found.notes
+    assert ("known up to rounding" in note) == (std == 0)
+    assert ("are needed" in note) == (n > 1)  # one input is alone in its span
+    if std:
+        truth = true_inputs(seen, n)[errors(found.inputs, true_inputs(seen, n))[1]]
+        error = float(((found.inputs - truth).square().mean(1).sqrt() / truth.amax(1)).max())
+        told = float(note.split("an error of about ")[1].split(" of their")[0])
+        assert error == pytest.approx(told, rel=0.5)  # measured 1e-5, 9e-6
+
+
 def test_weights_towards_zeros_find_more() -> None:
     seen = observed(16)
     counts = []

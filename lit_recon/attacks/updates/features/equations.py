@@ -6,8 +6,9 @@ to the logits (`(n, k)`). With `u_j` the projected weights of neuron j, `z_ij = 
 
     G_A[:, j] = sum_i delta_i s(z_ij)    P_j = sum_i beta_ij s'(z_ij) c_i    g_j = sum_i beta_ij s'(z_ij)
 
-The certificate is the sum of their relative residuals. There are many more equations than unknowns, so only the true
-features (in any order) make it vanish; it does not use the true features.
+The certificate is the sum of their relative residuals; it does not use the true features. Where there are many more
+equations than unknowns, only the true features (in any order) make it vanish. Where most entries are hidden there may
+be fewer, which many features solve: see `MaskedEquations.too_few`.
 """
 
 from __future__ import annotations

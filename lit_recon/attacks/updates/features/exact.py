@@ -173,9 +173,9 @@ class ExactRecovery(FeatureRecovery):
 
     Zeros of a sparsifying defense are missing entries: the span comes from low-rank completion, and a polish in all
     coordinates follows if the certificate does not hold; if little is left of the layer's gradient, moments of the
-    head's give a start. Local training on whole batches is unrolled after the polish; the tolerance then rises to the
-    rounding of weight differences. Noise is detected by the rank of the layer's gradient: features are then fitted in
-    all coordinates and never called exact.
+    head's give a start; where fewer entries are left than determine the features, none are called exact. Local training
+    on whole batches is unrolled after the polish; the tolerance then rises to the rounding of weight differences. Noise
+    is detected by the rank of the layer's gradient: features are then fitted in all coordinates and never called exact.
 
     Args:
         starts: in the order in which they are tried, at least one; null vectors only after a ReLU.
@@ -361,9 +361,10 @@ def _in_span(seen: LayerGradient, entries: ObservedEntries) -> _Setting:
 
 def _result(setting: _Setting, found: Polished, method: str, tolerance: float) -> RecoveredFeatures:
     seen, notes = setting.seen, setting.notes
-    exact = found.certificate < tolerance
+    few = "" if setting.everywhere is None else setting.everywhere.too_few
+    exact = found.certificate < tolerance and not few
     if not exact:
-        notes.append(f"no start reached the certificate's tolerance {tolerance:.1g}")
+        notes.append(few or f"no start reached the certificate's tolerance {tolerance:.1g}")
     features, deltas = found.features, found.deltas
     if seen.activation.odd and not setting.equations.bias_known and not seen.bias.any():
         # (-x, -delta) is a solution too; for cross-entropy, the largest derivative is the negative one

@@ -5,6 +5,7 @@ Also without a span: for gradients too sparse for completion, and for a layer wi
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -109,6 +110,8 @@ def _levenberg_marquardt(
 
 #: History size of L-BFGS, and rounds in which the active set of a kinked activation is updated.
 _MEMORY, _ROUNDS = 30, 4
+#: Observed entries per unknown, at least, that determine features.
+_PER_UNKNOWN = 1.3
 #: Relative gain at which a fit through noise ends: far less than a nat of the likelihood of millions of entries.
 _LEAST_GAIN = 1e-10
 
@@ -183,6 +186,17 @@ class MaskedEquations:
         """Sum of the relative residuals on observed entries."""
         head, weight, *_ = self.value_and_gradient(features, deltas)
         return float(head**0.5 + weight**0.5)
+
+    @property
+    def too_few(self) -> str:
+        """Why the observed entries cannot determine the features; empty if there are enough of them."""
+        seen = self.seen
+        count = int(seen.weight_gradient.count_nonzero() + seen.head_gradient.count_nonzero())
+        unknowns = seen.n_examples * (seen.weight.shape[1] + len(seen.head_weight))
+        if count >= _PER_UNKNOWN * unknowns:
+            return ""
+        least = math.ceil(_PER_UNKNOWN * unknowns)
+        return f"{count} entries of the gradients are observed, for {unknowns} unknowns: at least {least} are needed"
 
     def misfit(self, features: Tensor, deltas: Tensor, noise: GradientNoise) -> float:
         """Root mean square of the head's residual over its noise; of the layer's if the head released nothing."""

@@ -150,6 +150,21 @@ def test_very_sparse_gradients_end_in_the_polish_of_all_coordinates(build: Build
     assert worst_angle(truth, found.features) < 1e-2
 
 
+@pytest.mark.parametrize(("kept", "enough"), [(50, False), (160, True)])
+def test_fewer_entries_than_unknowns_determine_no_features(build: Build, kept: int, enough: bool) -> None:
+    seen, truth, _ = build(GELU, n=2, d=32, m=256, k=5)
+    entries = seen.head_gradient.numel() + seen.weight_gradient.numel() + seen.bias_gradient.numel()
+    every = torch.cat([of.flatten() for of in (seen.head_gradient, seen.weight_gradient, seen.bias_gradient)])
+    least = every.abs().kthvalue(entries - kept).values
+    found = ExactRecovery().recover(defended(seen, lambda gradient: gradient * (gradient.abs() > least)))
+    assert found.certificate is not None
+    assert found.certificate < 1e-5  # in both cases
+    assert found.exact == enough
+    assert (worst_angle(truth, found.features) < 1e-6) == enough
+    told = f"{kept} entries of the gradients are observed, for 74 unknowns: at least 97 are needed"
+    assert (told in found.notes) == (not enough)
+
+
 @pytest.mark.parametrize("activation", [RELU, GELU], ids=lambda a: a.name)
 def test_noise_follows_its_law(build: Build, activation: Activation) -> None:
     n, m, noise = 4, 2048, 0.1

@@ -10,6 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lit_recon.clients import LocalSteps
+from lit_recon.clients.aggregate import one_client
 from lit_recon.errors import ConfigError, ThreatModelError
 from lit_recon.records import Noise, NoiseFamily, Observation, Update
 
@@ -30,7 +32,7 @@ def noise_of(
     """The noise in a victim's update, and whether it is known rather than estimated; None: neither.
 
     Without knowledge of the defense, or where it adds none, the scale is estimated, see `estimated_std`: rounding
-    counts as noise.
+    counts as noise. Where no exact density is needed, a gradient behind a defense that is known to add none has none.
 
     Args:
         observation: of the victim.
@@ -46,9 +48,10 @@ def noise_of(
         except ConfigError as error:
             if exact:
                 raise ThreatModelError(f"the update has no known density: {error}") from error
-            noise = None
-        if noise is not None:
-            return noise, True
+        else:
+            # a difference of weights has their rounding
+            if noise is not None or not (exact or isinstance(one_client(observation.operator)[0], LocalSteps)):
+                return noise, True
     std = estimated_std(observation.update)
     if std is None:
         return None, False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -18,8 +20,8 @@ from lit_recon.attacks.updates.noise import (
     robust_rows_near,
     singular_values,
 )
-from lit_recon.clients import Client
-from lit_recon.defenses import DPSGD, Defense, GaussianNoise, LaplaceNoise, OptimalGradientNoise
+from lit_recon.clients import Client, LocalSteps
+from lit_recon.defenses import DPSGD, Defense, GaussianNoise, GradientClipping, LaplaceNoise, OptimalGradientNoise
 from lit_recon.errors import ThreatModelError
 from lit_recon.models import Backbone, ConvNet
 from lit_recon.records import Knowledge, Noise, Normalization, Observation
@@ -197,6 +199,16 @@ def test_noise_is_that_of_the_known_defense() -> None:
     found, known = noise_of(observed(OptimalGradientNoise(1.0), known=True), exact=False)
     assert not known
     assert found is not None
+
+
+def test_a_defense_that_is_known_to_add_no_noise_adds_none() -> None:
+    clipped = observed(GradientClipping(0.1), known=True)
+    assert noise_of(clipped, exact=False) == (None, True)
+    # a density needs a scale, and weights have rounding
+    step = replace(clipped, operator=LocalSteps(clipped.model, 1, 0.1))
+    for found, known in (noise_of(clipped), noise_of(step, exact=False)):
+        assert found is not None
+        assert not known
 
 
 def test_noise_of_an_unknown_defense_is_estimated() -> None:

@@ -51,14 +51,12 @@ _STRICTER, _TIMES = 0.3, 4
 AMPLE = 2.0
 #: Ridge on differences between the patches of several local steps in further searches.
 _LESS_ALIKE = 1e-6
-#: Growth of the misfit up to which another contrast counts as possible.
-_NATS = 10.0
-#: Standard deviations of the misfit up to which images explain the gradients.
-_EXPLAINED = 4.0
-#: Share of the squares of gradients without noise that the patches of the images may leave.
-_LEFT = 1e-6
-#: Share of the squares of patches outside of their span at which a search of a single image ends.
-_ALONE = 1.5e-7
+#: Growth of the misfit up to which another contrast counts as possible; standard deviations of it up to which images
+#: explain the gradients; and its share of that of estimated noise below which they show that there is no such noise.
+_NATS, _EXPLAINED, _REFUTED = 10.0, 4.0, 0.01
+#: Share of the squares of gradients without noise that the patches of the images may leave; and of the squares of
+#: patches outside of their span at which a search of a single image ends.
+_LEFT, _ALONE = 1e-6, 1.5e-7
 #: Share of the squares that a stuck search leaves, and share of the loss by which its steps lower it at most.
 _STUCK, _FALLING = 2e-3, 0.01
 #: Share of what a search leaves at which another one from its images ends.
@@ -95,6 +93,7 @@ class PatchPenalty(Penalty):
         enough: share of the squares of `searched`, without noise, at which the search ends.
         given: the noise is that of a known defense, not an estimate.
         tails: rows behind noise of heavy tails; None: its tails are normal.
+        exact: without noise, for images that show that there is none, though it was estimated; None: it is known.
     """
 
     observation: Observation
@@ -108,6 +107,7 @@ class PatchPenalty(Penalty):
     enough: float = SOLVED
     given: bool = False
     tails: HeavyTails | None = None
+    exact: PatchPenalty | None = None
 
     @cached_property
     def pixels(self) -> int:
@@ -245,10 +245,8 @@ class PatchPenalty(Penalty):
 
     def misplaced(self, found: Reconstruction) -> Tensor | None:
         """Images whose patches lie outside the span of rows, and repeated ones; None where no span is known."""
-        unknown = (
-            self.noise is not None or self.on_a_line or all(one.observed is not None for one in self.searched.rows)
-        )
-        if unknown or len(found.images) == 1:
+        hidden = all(one.observed is not None for one in self.searched.rows)
+        if hidden or self.noise is not None or self.on_a_line or len(found.images) == 1:
             return None
         return misplaced_images(self.searched, found.images, _STUCK)
 
@@ -337,6 +335,12 @@ class PatchPenalty(Penalty):
 
     def _explanation(self, images: Tensor, labels: Tensor) -> tuple[Tensor | None, bool, tuple[str, ...]]:
         """The certificate by patches, contrast and the whole update."""
+        if self.exact is not None and self.noise is not None:
+            std, rows = self.tails.scale if self.tails else self.noise.std, self.exact.judged
+            if rows.left(images) * rows.squares < _REFUTED * self.freedom * std**2:
+                without = self.exact._explanation(images, labels)
+                if without[0] is not None and without[0].all():
+                    return without
         if self.tails is not None:
             scale = self.tails.scale_around(images)
             return None, False, (f"around the images found the noise is {scale:.3g} once outliers are pulled in",)

@@ -133,6 +133,8 @@ class PatchMatching:
             if self.least_hidden:
                 raise UnsupportedModelError("there is no noise to hide the maps")
             return _without_noise(penalty, unbounded if penalty.local_steps else rows, f"{note}; no noise")
+        # an estimate may be the small singular values of gradients without noise
+        exact = None if given else _without_noise(penalty, rows, note)
         how = f"{'known' if given else 'estimated'} standard deviation {noise.std:.3g}"
         if not given:
             # loaded only behind noise that is not known
@@ -160,7 +162,7 @@ class PatchMatching:
                 for one in penalty.judged.rows
             ]
             penalty = replace(penalty, searched=MatchedRows(tuple(kept), penalty.judged.passes))
-        return replace(penalty, noise=noise, notes=(note,), given=given)
+        return replace(penalty, noise=noise, notes=(note,), given=given, exact=exact)
 
 
 def _without_noise(penalty: PatchPenalty, rows: tuple[ObservedRows, ...], note: str) -> PatchPenalty:

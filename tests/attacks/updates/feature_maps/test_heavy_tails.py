@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import torch
 from scipy.optimize import minimize
-from torch import Tensor
+from torch import Tensor, nn
 
 from lit_recon.attacks.updates import MatchingState, PatchMatching
 from lit_recon.attacks.updates.feature_maps.heavy_tails import HeavyTails
 from lit_recon.attacks.updates.feature_maps.patch_penalty import PatchPenalty
-from lit_recon.defenses import GaussianNoise, OptimalGradientNoise
-from lit_recon.records import Observation, Reconstruction
+from lit_recon.clients import Client
+from lit_recon.defenses import Defense, GaussianNoise, GradientClipping, OptimalGradientNoise
+from lit_recon.records import Knowledge, Normalization, Observation, Reconstruction
 from tests.attacks.updates.feature_maps.patch_victims import STD, attack, victim
 
 
@@ -180,3 +181,24 @@ def test_a_search_is_resumed_as_if_it_had_not_been_killed(images: Tensor, monkey
         search.advance(resumed)
     assert whole.problems[0].renews
     assert torch.equal(search.result(whole)[0].images, search.result(resumed)[0].images)
+
+
+@pytest.mark.parametrize("defense", [Defense(), GradientClipping(1.0)], ids=str)
+@pytest.mark.parametrize("known", [True, False])
+def test_small_singular_values_of_exact_gradients_are_no_noise(images: Tensor, defense: Defense, known: bool) -> None:
+    """The gradients of all layers have as many directions as channels."""
+    torch.manual_seed(0)
+    stages = [(3, 32, 1), (32, 32, 2), (32, 32, 1)]
+    layers = [part for c, to, stride in stages for part in (nn.Conv2d(c, to, 3, stride, 1), nn.GELU())]
+    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10))
+    normalization, labels = Normalization((0.5,) * 3, (0.25,) * 3), torch.arange(2)
+    client = Client(model, defense=defense, image_shape=(3, 8, 8), normalization=normalization)
+    penalty = PatchMatching().prepare(client.observe(images, labels, Knowledge(defense=known)))
+    assert (penalty.noise is None) == known
+    certified, final, notes = penalty.certificate(images, labels)
+    assert certified is not None
+    assert certified.all(), notes
+    assert final
+    # other images leave more than the noise that was estimated
+    certified, _, notes = penalty.certificate(images + 0.05 * torch.randn(images.shape, generator=seeded(0)), labels)
+    assert not certified.any() if known else certified is None, notes  # type: ignore[union-attr]

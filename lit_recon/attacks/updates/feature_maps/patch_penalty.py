@@ -245,8 +245,7 @@ class PatchPenalty(Penalty):
 
     def misplaced(self, found: Reconstruction) -> Tensor | None:
         """Images whose patches lie outside the span of rows, and repeated ones; None where no span is known."""
-        hidden = all(one.observed is not None for one in self.searched.rows)
-        if hidden or self.noise is not None or self.on_a_line or len(found.images) == 1:
+        if self.noise is not None or self.on_a_line or len(found.images) == 1:
             return None
         return misplaced_images(self.searched, found.images, _STUCK)
 
@@ -388,7 +387,8 @@ class PatchPenalty(Penalty):
             moved = torch.stack([outside_shares(alone, one) for one in others]).amin(0)
         certified, notes = told_apart(left, moved, REACH, "{:.1g} of its patches are outside the span")
         if not explained:
-            repeated = certified & misplaced_images(self.searched, images, _STUCK)
+            misplaced = misplaced_images(self.searched, images, _STUCK)
+            repeated = torch.zeros_like(certified) if misplaced is None else certified & misplaced
             certified &= ~repeated
             same = "not certified: another image is the same"
             notes += [f"image {i + 1}: {same}" for i in repeated.nonzero().flatten().tolist()]

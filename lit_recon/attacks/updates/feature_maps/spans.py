@@ -146,8 +146,17 @@ def for_some(searched: MatchedRows[LayerRows], n: int, others: Tensor | None = N
 def spanned(searched: MatchedRows[LayerRows]) -> bool:
     """Whether rows span the patches of all images, or differences of them, and those of single ones say something."""
     rows, centered = searched.rows, searched.passes.means > 0
-    known = all(one.observed is None and len(one.values) >= one.patches - centered for one in rows)
-    return known and all(one.layer.places > centered for one in rows)
+    return all(_spans(one, centered) and one.layer.places > centered for one in rows)
+
+
+def _spans(rows: LayerRows, missing: int) -> bool:
+    """Whether rows as long as singular values span all patches, or their differences, of fewer directions.
+
+    Channels that are inactive in all images, and places without a derivative, leave rows of zero or of rounding.
+    """
+    lengths = rows.values.norm(dim=1)
+    rank = int((lengths > _NOTHING * lengths.max()).sum())
+    return rows.observed is None and rank >= rows.patches - missing
 
 
 def outside_shares(searched: MatchedRows[SpanRows], images: Tensor) -> Tensor:
@@ -157,14 +166,20 @@ def outside_shares(searched: MatchedRows[SpanRows], images: Tensor) -> Tensor:
     return torch.stack(shares).mean(0)
 
 
-def misplaced_images(searched: MatchedRows[LayerRows], images: Tensor, most: float) -> Tensor:
-    """Images `(n,)` with more than a share of their patches outside the known spans of rows, and repeated ones."""
+def misplaced_images(searched: MatchedRows[LayerRows], images: Tensor, most: float) -> Tensor | None:
+    """Images `(n,)` with more than a share of their patches outside the known spans of rows, and repeated ones.
+
+    None where no layer's rows span all patches.
+    """
+    missing = searched.passes.means
+    if not any(_spans(one, missing) for one in searched.rows):
+        return None
     with torch.no_grad():
         patches = searched.patches(images)
     if searched.passes.means:  # statistics of the batch take the mean patch out of the span
         groups = [own.unflatten(0, (searched.passes.means, -1)) for own in patches]
         patches = [(own - own.mean(1, keepdim=True)).flatten(0, 1) for own in groups]
-    pairs = [(one, own) for one, own in zip(searched.rows, patches, strict=True) if one.observed is None]
+    pairs = [(one, own) for one, own in zip(searched.rows, patches, strict=True) if _spans(one, missing)]
     shares = [one.outside(own).view(len(images), -1).mean(1) for one, own in pairs]
     misplaced = torch.stack(shares).mean(0) > most
     for i in range(1, len(images)):

@@ -15,10 +15,12 @@ from lit_recon.attacks.updates.feature_maps.patch_penalty import PatchPenalty
 from lit_recon.attacks.updates.feature_maps.spans import for_some, misplaced_images, outside_shares, spanned
 from lit_recon.attacks.updates.gradient_matching.further import StartsSoFar
 from lit_recon.clients import Client
-from lit_recon.defenses import GradientDropout
-from lit_recon.records import Knowledge, Observation, Reconstruction
+from lit_recon.defenses import Defense, GradientDropout
+from lit_recon.models import Backbone
+from lit_recon.records import Knowledge, Normalization, Observation, Reconstruction
 from tests.attacks.updates.feature_maps.patch_victims import attack, two_clients, victim
 from tests.attacks.updates.feature_maps.test_further import smoothly
+from tests.attacks.updates.feature_maps.test_matching import Shallow
 from tests.attacks.updates.feature_maps.test_recovery import backbone
 
 
@@ -92,7 +94,7 @@ def test_misplaced_images_are_outside_or_repeated(penalty: PatchPenalty, truth: 
         (torch.cat([truth[:1], truth[:1] + 0.01]), [False, True]),
         (torch.cat([truth[:1], truth[1:].flip(3)]), [False, True]),
     ):
-        assert misplaced_images(penalty.searched, images, 2e-3).tolist() == expected
+        assert misplaced_images(penalty.searched, images, 2e-3).tolist() == expected  # type: ignore[union-attr]
 
 
 @pytest.fixture(scope="module")
@@ -178,6 +180,23 @@ def test_images_with_more_patches_than_rows_are_sought_together(penalty: PatchPe
     single = tuple(replace(one, layer=replace(one.layer, places=1)) for one in told.rows)
     assert spanned(told)
     assert not spanned(replace(told, rows=single))
+
+
+@pytest.mark.parametrize(("silent", "known"), [(10, True), (20, False)])
+def test_channels_without_a_gradient_span_nothing(photographs: Tensor, silent: int, known: bool) -> None:
+    """Of 64 channels at least 48 have to have a gradient, for 3 images with 16 patches each."""
+    images, labels = photographs[:3, :, ::4, ::4], torch.arange(3)
+    torch.manual_seed(0)
+    model = Backbone(Shallow(8, 64), 5, Normalization((0.5,) * 3, (0.25,) * 3)).eval()
+    with torch.no_grad():
+        model.head.weight.view(5, 64, 16)[:, :silent] = 0
+    penalty = PatchMatching().prepare(Client(model, defense=Defense()).observe(images, labels, Knowledge(defense=True)))
+    assert penalty.separable == known
+    misplaced = penalty.misplaced(Reconstruction(images, labels, 0.0))
+    assert misplaced is None if not known else misplaced.tolist() == [False] * 3
+    certified, _, notes = penalty.certificate(images, labels)
+    assert certified is not None
+    assert certified.tolist() == [True] * 3, notes
 
 
 def test_images_with_known_statistics_are_sought_one_by_one(informed: Observation, truth: Tensor) -> None:

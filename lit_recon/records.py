@@ -7,7 +7,7 @@ every interface; networks normalize inside.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, Protocol
 
 import torch
@@ -309,3 +309,8 @@ class Reconstruction:
     def n_certified(self) -> int:
         """Number of certified images."""
         return 0 if self.certified is None else int(self.certified.sum())
+
+    def ordered(self, order: Tensor) -> Reconstruction:
+        """The same with the images in another order `(n,)`."""
+        certified = None if self.certified is None else self.certified[order]
+        return replace(self, images=self.images[order], labels=self.labels[order], certified=certified)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lit_recon.attacks.base import Attack, AttackRun, Way, put, unsolved
-from lit_recon.attacks.updates.gradient_matching.matching import update_distance
+from lit_recon.attacks.updates.gradient_matching.matching import regrouped, update_distance
 from lit_recon.errors import ConfigError, ThreatModelError, UnsupportedModelError
 from lit_recon.records import Observation, Reconstruction
 
@@ -171,6 +171,9 @@ def _better(seen: Observation, ours: Reconstruction, theirs: Reconstruction, nam
     images[~certified], labels[~certified] = theirs.images[others], theirs.labels[others].to(labels)
     if theirs.certified is not None:
         known[~certified] = theirs.certified[others].to(known)
+    # the places of the others are those of the images that they replace, perhaps of another client
+    order = regrouped(seen, images, labels, True, 0)
+    images, labels, known = images[order], labels[order], known[order]
     pairs = ((ours.images, ours.labels), (images, labels))
     before, after = (update_distance(seen, *pair, observed_only=True) for pair in pairs)
     what = f"{name} was tried for {int((~certified).sum())} of {len(certified)} images"

@@ -21,7 +21,7 @@ from lit_recon.attacks.updates.feature_maps.input_map import (
     told_by_statistics,
 )
 from lit_recon.attacks.updates.feature_maps.recovery import MapRecovery, RecoveredMaps
-from lit_recon.attacks.updates.gradient_matching.matching import update_distance
+from lit_recon.attacks.updates.gradient_matching.matching import regrouped, update_distance
 from lit_recon.attacks.updates.gradient_matching.priors import Penalty
 from lit_recon.attacks.updates.labels.head import (
     find_head,
@@ -185,14 +185,15 @@ class FeatureMapPenalty(Penalty):
         )
 
     def angles(self, images: Tensor) -> Tensor:
-        """1 - cos between the images' own maps and the recovered ones, `(n,)`, from rounding errors up to 1.
+        """1 - cos between the maps of images in any order and the recovered ones, `(n,)`, from rounding errors up to 1.
 
         Where the norms are known, half the squared relative distance, which is the same for equal norms.
         """
-        norms = None if self.norms is None else self.norms.to(images)
+        norms, order = None if self.norms is None else self.norms.to(images), self.in_order(images)
         with torch.no_grad():
-            own = self.input_map(images, norms).double()
-            return 0.5 * (own - self._ordered(self.maps.to(images).double(), own)).square().sum(dim=1)
+            own = self.input_map(images[order], norms).double()
+            apart = own - self._ordered(self.maps.to(images).double(), own)
+            return 0.5 * apart.square().sum(dim=1)[order.argsort()]
 
     def _ordered(self, targets: Tensor, own: Tensor) -> Tensor:
         """The recovered maps, those of further layers in the order that is closest to the images' `own` maps.
@@ -222,7 +223,8 @@ class FeatureMapPenalty(Penalty):
                 reason = f"the update of the images is not the observed one (1 - cos {distance:.1g})"
         elif self.known is None and not reason:
             reason = "other images of its batch have other maps, so that the update cannot confirm these"
-        reach = self.reach(images, angles)
+        order = self.in_order(images)
+        reach = self.reach(images[order], angles[order])[order.argsort()]
         certified = torch.zeros_like(own) if reason else own & (reach <= REACH)
         notes = []
         for i in (~certified).nonzero().flatten().tolist():
@@ -240,7 +242,7 @@ class FeatureMapPenalty(Penalty):
         return f"its maps have {active} recovered entries above zero for {pixels} pixels"
 
     def reach(self, images: Tensor, angles: Tensor) -> Tensor:
-        """RMSE `(n,)` by which brightness and contrast of images may differ while their maps differ as they do."""
+        """RMSE `(n,)` by which brightness and contrast of images, in the maps' order, may differ while maps do so."""
         # of several images they tell the contrast of all together only
         if len(images) == 1 and told_by_statistics(self.observation, images):
             return torch.zeros_like(angles)
@@ -261,28 +263,24 @@ class FeatureMapPenalty(Penalty):
 
     def closer(self, before: Reconstruction, after: Reconstruction, what: str) -> Reconstruction:
         """`before` with the images of `after` whose maps are closer to the recovered ones; a note says how many."""
-        angles = self.angles(before.images)
-        better = self.angles(after.images) < angles
+        first, second = (one.ordered(self.in_order(one.images)) for one in (before, after))
+        angles = self.angles(first.images)
+        better = self.angles(second.images) < angles
         if self.spanned:  # candidates may have found the same image, which the update of the whole batch tells
             far = [update_distance(self.observation, found.images, found.labels) for found in (before, after)]
             better = torch.full_like(better, far[1] < far[0])
-        images = torch.where(better.view(-1, 1, 1, 1), after.images, before.images)
+        images = torch.where(better.view(-1, 1, 1, 1), second.images, first.images)
         # statistics of a batch depend on all of its images
         if not better.any() or (not self.spanned and float(self.angles(images).sum()) > float(angles.sum())):
             return replace(before, notes=(*before.notes, f"{what}: no image is closer"))
-        labels = self.labels(images, torch.where(better, after.labels, before.labels))
+        labels = self.labels(images, torch.where(better, second.labels, first.labels))
+        order = regrouped(self.observation, images, labels, self.partial, 0)
+        images, labels = images[order], labels[order]
         certified, final, notes = self.certificate(images, labels)
         kept = [note for note in before.notes if not note.startswith(_NOTE)]
         won = f"{what}: {int(better.sum())} of {len(labels)} images closer, {int(certified.sum())} certified"
-        return replace(
-            before,
-            images=images,
-            labels=labels,
-            loss=after.loss,
-            certified=certified,
-            final=final,
-            notes=(*kept, won, *notes),
-        )
+        new = replace(before, images=images, labels=labels, loss=after.loss, certified=certified, final=final)
+        return replace(new, notes=(*kept, won, *notes))
 
     def in_order(self, images: Tensor) -> Tensor:
         """The permutation `(n,)` of images `(n, c, h, w)` that brings their maps closest to the recovered ones."""

@@ -191,7 +191,8 @@ class FurtherStarts(SteppableAttack[MatchingState]):
             if going and len(found[v].images) == 1 and penalty.refines and not smoothed:
                 self._refine(problems[-1])
             if (kept := penalty.kept(found[v])) is not None:
-                problems[-1].kept = (kept.view(-1, 1, 1, 1), found[v].images)
+                order = penalty.in_order(found[v].images)
+                problems[-1].kept = (kept[order].view(-1, 1, 1, 1), found[v].images[order])
             penalties.append(penalty)
             counts.append(1)
         again = self._state(problems, [()] * len(stuck), counts)

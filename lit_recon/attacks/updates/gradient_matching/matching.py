@@ -282,6 +282,8 @@ def exchanged(n: int, parts: int, loss: Callable[[Tensor], float], most: int, ge
 def regrouped(observation: Observation, images: Tensor, labels: Tensor, observed_only: bool, seed: int) -> Tensor:
     """The order `(n,)` in which images found `(n, c, h, w)`, with labels `(n,)`, explain the update best."""
     order, parts = torch.arange(len(images)), parts_of(observation)
+    if parts == 1:
+        return order
     generator = torch.Generator().manual_seed(seed)
 
     def distance(other: Tensor) -> float:

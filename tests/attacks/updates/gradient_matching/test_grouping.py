@@ -7,17 +7,30 @@ from math import comb
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from lit_recon.attacks.updates import GradientMatching, HeadCounts, KnownLabels, TotalVariation
+from lit_recon.attacks.updates import (
+    LBFGS,
+    FeaturesOnly,
+    GradientMatching,
+    HeadCounts,
+    KnownLabels,
+    MapMatching,
+    TotalVariation,
+)
+from lit_recon.attacks.updates.feature_maps.matching import ANGLE
+from lit_recon.attacks.updates.first_applicable import _better
+from lit_recon.attacks.updates.gradient_matching.further import StartsSoFar
 from lit_recon.attacks.updates.gradient_matching.matching import exchanged, groupings, regrouped, update_distance
-from lit_recon.clients import ClientSettings, LocalTraining
+from lit_recon.attacks.updates.gradient_matching.state import MatchingState
+from lit_recon.clients import Client, ClientSettings, LocalTraining
 from lit_recon.clients.aggregate import parts_of
 from lit_recon.data.sources import Digits
 from lit_recon.defenses import GradientClipping
 from lit_recon.metrics import RMSE, score_batch
 from lit_recon.models import Backbone, ConvNet
-from lit_recon.records import Knowledge, Normalization, Observation
+from lit_recon.records import Knowledge, Normalization, Observation, Reconstruction
+from tests.attacks.updates.feature_maps.patch_victims import two_clients
 
 MINI_BATCHES = ClientSettings(local_steps=LocalTraining(steps=2, batches=2, lr=0.1))
 
@@ -107,6 +120,19 @@ def test_images_found_are_put_together_again() -> None:
     assert update_distance(seen, images[order], labels[order]) < 1e-5  # measured 0
 
 
+def test_images_of_another_attack_are_put_where_they_explain_the_update() -> None:
+    seen, images = client_of(MINI_BATCHES, Knowledge())
+    labels = torch.tensor([7, 1, 9, 2])
+    found = images.clone()
+    found[1:3] = 0.5
+    ours = Reconstruction(found, labels, 1.0, certified=torch.tensor([True, False, False, True]))
+    order = torch.tensor([2, 1, 3, 0])  # the places of images 1 and 2 are taken by 2 and 1
+    better = _better(seen, ours, Reconstruction(images[order], labels[order], 1.0), "another")
+    assert update_distance(seen, better.images, better.labels) < 1e-5  # measured 0
+    assert better.certified is not None
+    assert sorted(better.labels[better.certified].tolist()) == [2, 7]
+
+
 def test_gradient_matching_finds_out_which_images_were_together() -> None:
     seen, images = client_of(MINI_BATCHES, Knowledge())
     attack = GradientMatching(labels=HeadCounts(), priors=[TotalVariation(1e-4)], steps=300, execution="loop")
@@ -115,3 +141,51 @@ def test_gradient_matching_finds_out_which_images_were_together() -> None:
     assert sorted(found.labels[:2].tolist()) == [1, 7]
     assert float(scores.per_image["rmse"].mean()) < 0.15  # measured 0.05; grouped by ascending labels 0.33
     assert any("which mini-batch or client had which image" in note for note in found.notes)
+
+
+@pytest.fixture(scope="module")
+def clipped() -> tuple[Observation, Tensor, Tensor]:
+    """The mean of two clients' gradients, each clipped by itself, and their images and labels in order."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        *(nn.Conv2d(3, 64, 3, 2, 1), nn.ReLU(), nn.Conv2d(64, 128, 3, 1, 1), nn.ReLU()),
+        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10)),
+    )
+    with torch.no_grad():
+        model[6].weight.mul_(30)  # type: ignore[operator]  # a tensor
+    normalization, labels = Normalization((0.5,) * 3, (0.25,) * 3), torch.tensor([0, 0, 1, 2])
+    shape = {"image_shape": (3, 8, 8), "normalization": normalization}
+    client = Client(model, "eval", GradientClipping(0.05), two_clients, **shape)  # type: ignore[arg-type]
+    images = torch.rand(4, 3, 8, 8)
+    return client.observe(images, labels, Knowledge(defense=True)), images, labels
+
+
+def test_images_of_several_clients_are_certified_in_the_order_of_clients(
+    clipped: tuple[Observation, Tensor, Tensor],
+) -> None:
+    seen, images, labels = clipped
+    penalty = MapMatching().prepare(seen)
+    order = penalty.in_order(images)
+    assert not torch.equal(order.sort().indices, order)  # nor is it the clients'
+    certified, final, notes = penalty.certificate(images, labels)
+    assert certified.all(), notes
+    assert final
+    wrong = images.clone()
+    wrong[1] = images[1].flip(1)
+    assert penalty.certificate(wrong, labels)[0].tolist() == [False] * 4
+    assert (penalty.angles(wrong) <= ANGLE).tolist() == [True, False, True, True]
+    # found in other orders, and one of the images in the second place only
+    before = Reconstruction(wrong, labels, 0.0, certified=torch.tensor([True, False, True, True]))
+    other = torch.tensor([3, 2, 1, 0])
+    after = Reconstruction(images[other], labels[other], 0.0, certified=torch.zeros(4, dtype=torch.bool))
+    closer = penalty.closer(before, after, "again")
+    assert closer.certified is not None
+    assert closer.certified.all(), closer.notes
+    # a further start keeps images in the places of their maps
+    attack = GradientMatching(FeaturesOnly(), features=MapMatching(approach=0), solver=LBFGS(), steps=1)
+    run = attack._further(attack.begin([seen]), 1, [before], StartsSoFar())
+    assert run is not None
+    assert isinstance(run.state, MatchingState)
+    kept, places = run.state.problems[0].kept  # type: ignore[misc]  # certified images are kept
+    assert torch.equal(places, wrong[penalty.in_order(wrong)])
+    assert torch.equal(places[~kept.flatten()], wrong[1:2])

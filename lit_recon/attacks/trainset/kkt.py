@@ -200,15 +200,21 @@ def _squared_norm(seen: ReleasedModel) -> Tensor:
     return torch.stack([weight.square().sum() for weight in seen.weights.values()]).sum()
 
 
+def _holds_at_any_loss(seen: ReleasedModel) -> bool:
+    """Whether stationary weights are a sum of gradients of margins, or of outputs, whatever the loss."""
+    return bool(seen.weight_decay) and seen.n_classes == 2
+
+
 @dataclass(frozen=True)
 class MarginKKT(_Stationary):
     """Training images from the Karush-Kuhn-Tucker conditions of the largest margin.
 
     Gradient descent on the logistic or cross-entropy loss of a homogeneous network converges in direction to weights
     `theta = sum_i lambda_i grad margin_i(theta)`, with multipliers of at least 0. Images and multipliers are sought for
-    which that holds, starting at `Candidates.images`, with their labels as they are. With weight decay the condition
-    holds wherever the training has converged; in regression it is `theta = sum_i lambda_i grad output_i(theta)` with
-    multipliers of any sign.
+    which that holds, starting at `Candidates.images`, with their labels as they are. With weight decay and two classes
+    the condition holds wherever the training has converged; with more classes only in the limit of zero loss, as every
+    wrong class has its share in the gradient of an image, and the margin has the largest of them alone. In regression
+    it is `theta = sum_i lambda_i grad output_i(theta)` with multipliers of any sign.
 
     The objective: the squared distance of `theta` to the mean of `lambda_i grad margin_i(theta)`; squared distances of
     the candidates, minus the mean image, to [-1, 1]; 5 times those of `lambda_i` to the values above `min_multiplier`.
@@ -218,7 +224,8 @@ class MarginKKT(_Stationary):
         min_multiplier: what multipliers are at least, in binary and multiclass tasks; the paper has 0.01 to 0.5.
         multiplier_scale: multipliers start uniformly in [0, multiplier_scale], in regression normally distributed with
             this standard deviation; the paper has 1.
-        max_loss: the largest training loss at which the condition is taken to hold without weight decay.
+        max_loss: the largest training loss at which the condition is taken to hold without weight decay, or with more
+            than two classes.
 
     Known training images have multipliers, too.
 
@@ -248,7 +255,7 @@ class MarginKKT(_Stationary):
                 f"the weights are a sum over all {seen.n_examples} training images{known}, which {start.n_examples} "
                 "candidates cannot stand for: start with at least as many candidates, better twice as many"
             )
-        if seen.weight_decay:
+        if _holds_at_any_loss(seen):
             return
         if seen.task == "regression":
             raise ThreatModelError(
@@ -256,10 +263,12 @@ class MarginKKT(_Stationary):
                 f"{'unknown' if seen.weight_decay is None else '0'}: give the weight decay of the training"
             )
         if seen.loss is None or not seen.loss <= self.max_loss:
+            classes = f", with {seen.n_classes} classes also under weight decay" if seen.weight_decay else ""
+            advice = ", or use Stationarity" if seen.weight_decay else ""
             raise ThreatModelError(
-                "the condition of the largest margin holds for weights trained to almost zero loss; the loss of this "
-                f"model is {'unknown' if seen.loss is None else f'{seen.loss:.3g}'}, and at most max_loss="
-                f"{self.max_loss:g} is taken as almost zero: attack a model that was trained further"
+                f"the condition of the largest margin holds for weights trained to almost zero loss{classes}; the loss "
+                f"of this model is {'unknown' if seen.loss is None else f'{seen.loss:.3g}'}, and at most max_loss="
+                f"{self.max_loss:g} is taken as almost zero: attack a model that was trained further{advice}"
             )
 
     def _variables(self, start: Candidates, generator: torch.Generator) -> dict[str, object]:
@@ -284,7 +293,7 @@ class MarginKKT(_Stationary):
         return _BOUND_FACTOR * F.relu(self.min_multiplier - multipliers).square().sum()
 
     def _assumptions(self, seen: ReleasedModel) -> list[str]:
-        if seen.weight_decay:
+        if _holds_at_any_loss(seen):
             return [f"stationary weights of a training with weight decay {seen.weight_decay:g}"]
         return [f"weights of the largest margin; the training loss is {seen.loss:.2g}"]
 

@@ -302,6 +302,10 @@ def _other(**changed: Any) -> ReleasedModel:
     return ReleasedModel(**{**vars(released()), **changed})
 
 
+def _of_classes(n: int, loss: float | None) -> ReleasedModel:
+    return tiny("multiclass", n, weight_decay=0.01, loss=loss)
+
+
 def _not_homogeneous() -> ReleasedModel:
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.ReLU(), nn.Linear(4, 1)).double()
     weights = {name: weight.detach() + 0.1 for name, weight in model.named_parameters()}
@@ -316,6 +320,8 @@ def _not_homogeneous() -> ReleasedModel:
         (MarginKKT(), lambda: _other(loss=float("nan")), ThreatModelError, "is nan"),
         (MarginKKT(), _not_homogeneous, UnsupportedModelError, "homogeneous"),
         (MarginKKT(), lambda: _other(n_examples=11), ShapeError, "all 11 training images, which 10 candidates"),
+        (MarginKKT(), lambda: _of_classes(3, 0.5), ThreatModelError, "with 3 classes also under weight decay; .* 0.5"),
+        (MarginKKT(), lambda: _of_classes(3, None), ThreatModelError, "is unknown.* use Stationarity"),
         (MarginKKT(), lambda: _other(task="regression"), ThreatModelError, "here it is 0"),
         (MarginKKT(), lambda: _other(task="regression", weight_decay=None), ThreatModelError, "here it is unknown"),
         (Stationarity(), lambda: _other(weight_decay=None), ThreatModelError, "here it is unknown"),
@@ -332,6 +338,8 @@ def test_assumptions_that_do_not_hold(
 def test_the_loss_may_be_unknown_with_weight_decay() -> None:
     seen = _other(loss=None, weight_decay=0.01)
     MarginKKT().check(noise(seen, 10, 0.1))
+    MarginKKT().check(noise(_of_classes(2, None), 4, 0.1))
+    MarginKKT().check(noise(_of_classes(3, 1e-3), 4, 0.1))
 
 
 @pytest.mark.parametrize(

@@ -216,6 +216,11 @@ class VictimModel:
             return _finite(checkpoint, self.path)
 
     @property
+    def is_untrained(self) -> bool:
+        """Whether the weights are still to be trained, so that updates of `model` are not those that are attacked."""
+        return self.training is not None and self.training.epochs > 0
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """Remarks for the reader of a report."""
         if self.path is None or not isinstance(self.checkpoint, ForeignModel):

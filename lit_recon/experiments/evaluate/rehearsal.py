@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import tempfile
 from collections.abc import Sequence
@@ -9,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from lit_recon.errors import ConfigError, LitReconError
 from lit_recon.experiments.configuration import settings_of
 from lit_recon.experiments.evaluate.grid import INAPPLICABLE, GridCell
-from lit_recon.experiments.evaluate.results import NO_DEFENSE, LeakageMetric
+from lit_recon.experiments.evaluate.results import LeakageMetric
 from lit_recon.experiments.settings import AttackSettings, BackboneSettings
-from lit_recon.experiments.update_attack.run import rehearse, sent_out, victim_data
+from lit_recon.experiments.update_attack.run import observed, refuse_known_victims, sent_out, victim_data
 from lit_recon.experiments.victim_model import VictimModel, find_target, prepare_training
 from lit_recon.models.generative.generator import ConvGenerator, GeneratorCheckpoint, save_generator
 from lit_recon.modules.data import VictimDataModule
@@ -24,17 +26,20 @@ from lit_recon.training.trainer import check_trainer
 
 
 class Rehearsal:
-    """Sets up every training, every defense, and every attack at every batch size, each once, on the first victims.
+    """Checks the attack of every cell, and sets up every training, and every attack at every batch size, once.
 
-    An attack that is not applicable behind one defense is set up behind the next one, too. An untrained generator takes
-    the place of one that is still to be trained. Cells share data and models.
+    Attacks are set up on the first victims; if one refuses their update, that is left to the cell's own run, which has
+    the trained model and all victims. An untrained generator takes the place of one that is still to be trained. Cells
+    share data and models.
     """
 
     def __init__(self, cells: Sequence[GridCell], folder: Path, metric: LeakageMetric) -> None:
         self._cells, self._folder, self._metric = cells, folder, metric
         self._victims: dict[str, VictimDataModule] = {}
         self._targets: dict[str, VictimModel] = {}
-        self._inapplicable: dict[tuple[str, ...], LitReconError] = {}
+        self._sent: dict[str, nn.Module] = {}  # models that servers send to clients
+        self._inapplicable: dict[str, LitReconError] = {}  # by folder of the cell
+        self._set_up: set[tuple[str, int]] = set()  # attacks, at a batch size
 
     def check(self) -> dict[str, str]:
         """By folder of a cell that is not done, why its attack is not applicable, or there is no such training.
@@ -45,7 +50,6 @@ class Rehearsal:
             return self._check(Path(place))
 
     def _check(self, place: Path) -> dict[str, str]:
-        tried: set[tuple[str, ...]] = set()
         untrained: dict[str, str] = {}
         attacks = [cell for cell in self._cells if cell.kind == "attack"]
         stand_ins = {
@@ -58,7 +62,7 @@ class Rehearsal:
         for cell in sorted(left, key=lambda cell: cell.kind):  # attacks before the trainings that measure utility
             try:
                 if cell.kind == "attack":
-                    self._try_attack(cell, AttackSettings(**built[cell.folder]), tried)
+                    self._try_attack(cell, AttackSettings(**built[cell.folder]))
                 elif cell.kind == "utility":
                     self._try_training(built[cell.folder], attacks[0], AttackSettings(**built[attacks[0].folder]))
             except LitReconError as error:
@@ -66,15 +70,11 @@ class Rehearsal:
                     untrained[cell.folder] = str(error)
                     continue
                 raise type(error)(f"{cell.describe()}: {error}") from error
-        found = {cell.folder: why for cell in left if cell.kind == "attack" and (why := self._why_not(cell))}
+        found = self._inapplicable
         if len(found) == len(attacks):
             first = found[attacks[0].folder]
             raise type(first)(f"{attacks[0].describe()}: {first}") from first
         return {folder: str(why) for folder, why in found.items()} | untrained
-
-    def _why_not(self, cell: GridCell) -> LitReconError | None:
-        """Why the attack of a cell is not applicable: anywhere, or in this cell."""
-        return self._inapplicable.get(_attack(cell)) or self._inapplicable.get((cell.folder,))
 
     def _stand_in(self, cell: GridCell, path: Path) -> Path:
         """An untrained generator as the cell's settings describe it."""
@@ -86,29 +86,30 @@ class Rehearsal:
         save_generator(path, GeneratorCheckpoint(generator, data="", split_hash="", seen=seen, epoch=0))
         return path
 
-    def _try_attack(self, cell: GridCell, settings: AttackSettings, tried: set[tuple[str, ...]]) -> None:
-        attack = _attack(cell)
-        defense = ("defense", cell.defense, str(cell.strength), cell.network)
-        if {attack, defense} <= tried:
-            return
+    def _try_attack(self, cell: GridCell, settings: AttackSettings) -> None:
         victims = self._victims_of(cell.settings, settings)
         if cell.network not in self._targets:
             self._targets[cell.network] = find_target(settings.backbone, victims, settings.seed, settings.model)
-        target = self._targets[cell.network]
-        if cell.defense != NO_DEFENSE:
-            settings.client.client(sent_out(settings, target.model, victims), settings.defense)
-        if attack not in tried:
-            try:
-                rehearse(settings, target, victims)
-            except INAPPLICABLE as error:
-                if cell.defense != NO_DEFENSE:  # it may work behind other defenses and strengths, and is tried there
-                    attack = (cell.folder,)
-                self._inapplicable[attack] = error
-            if self._metric.of_features and not settings.attack.recovers_features:
-                self._inapplicable[attack] = ConfigError(
-                    "it recovers no features, by which this grid judges attacks: give it `features`"
-                )
-        tried |= {attack, defense}
+        sent = json.dumps([cell.network, cell.settings.get("server")], default=str)
+        if sent not in self._sent:
+            self._sent[sent] = sent_out(settings, self._targets[cell.network].model, victims)
+        client, attack = settings.client.client(self._sent[sent], settings.defense), settings.attack
+        refuse_known_victims(attack, victims)
+        if self._metric.of_features and not attack.recovers_features:
+            self._inapplicable[cell.folder] = ConfigError(
+                "it recovers no features, by which this grid judges attacks: give it `features`"
+            )
+            return
+        try:
+            seen = observed(settings, client, victims, 0)
+            attack.check([seen])
+        except INAPPLICABLE as error:
+            self._inapplicable[cell.folder] = error
+            return
+        if (cell.attack, cell.batch_size) not in self._set_up:
+            with contextlib.suppress(*INAPPLICABLE):  # of this update
+                attack.rehearse([seen])
+                self._set_up.add((cell.attack, cell.batch_size))
 
     def _try_training(self, built: dict[str, Any], first: GridCell, attack: AttackSettings) -> None:
         splits = self._victims_of(first.settings, attack).splits
@@ -120,7 +121,3 @@ class Rehearsal:
         if key not in self._victims:
             self._victims[key] = victim_data(settings)
         return self._victims[key]
-
-
-def _attack(cell: GridCell) -> tuple[str, ...]:
-    return ("attack", cell.attack, str(cell.batch_size))

@@ -7,6 +7,8 @@ from jsonargparse import ArgumentParser, Namespace
 from torch import nn
 
 from lit_recon.attacks.base import Attack
+from lit_recon.clients import Client
+from lit_recon.errors import UnsupportedModelError
 from lit_recon.experiments.call import Call
 from lit_recon.experiments.configuration import SAME_RUN, allow_class_path, settings_parser
 from lit_recon.experiments.settings import AttackSettings
@@ -23,6 +25,7 @@ from lit_recon.modules.attack_state import run_identity
 from lit_recon.modules.data import VictimDataModule
 from lit_recon.modules.loggers import finish, log_table
 from lit_recon.modules.update_attack import UpdateAttackModule
+from lit_recon.records import Observation
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.wording import MISSING, format_score
 from lit_recon.reporting.writing import Scalar
@@ -153,12 +156,29 @@ def victim_data(settings: AttackSettings) -> VictimDataModule:
 
 
 def rehearse(settings: AttackSettings, target: VictimModel, victims: VictimDataModule) -> None:
-    """Set up the attack on the first victim: a LitReconError before any training says what does not go together."""
+    """Check the attack and set it up: a LitReconError before any training says what does not go together.
+
+    An UnsupportedModelError of the set-up is about one update. It is raised if all victims' updates are refused by it
+    and their model is not still to be trained.
+    """
     refuse_known_victims(settings.attack, victims)
-    ids = victims.batches[0]
     client = settings.client.client(sent_out(settings, target.model, victims), settings.defense)
-    seen = client.observe(victims.test.pixels(ids), victims.test.labels[ids], settings.knowledge)
-    settings.attack.rehearse([seen])
+    settings.attack.check([first := observed(settings, client, victims, 0)])
+    refused: list[UnsupportedModelError] = []
+    for number in range(len(victims.batches)):
+        try:
+            return settings.attack.rehearse([first if number == 0 else observed(settings, client, victims, number)])
+        except UnsupportedModelError as error:
+            if target.is_untrained:
+                return None
+            refused.append(error)
+    raise refused[0]
+
+
+def observed(settings: AttackSettings, client: Client, victims: VictimDataModule, number: int) -> Observation:
+    """The update of the victim with this number, as the attacker sees it."""
+    images, labels = victims.test.pixels(victims.batches[number]), victims.test.labels[victims.batches[number]]
+    return client.observe(images, labels, settings.knowledge, settings.client.generator(number))
 
 
 def sent_out(settings: AttackSettings, model: nn.Module, victims: VictimDataModule) -> nn.Module:

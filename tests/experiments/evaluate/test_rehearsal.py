@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from lit_recon.errors import ThreatModelError
+from lit_recon.attacks.base import Attack
+from lit_recon.defenses import OptimalGradientNoise
+from lit_recon.errors import ThreatModelError, UnsupportedModelError
 from lit_recon.experiments.evaluate.grid import GridCell, build_cells, part_of
 from lit_recon.experiments.evaluate.rehearsal import Rehearsal
 from lit_recon.experiments.evaluate.results import LeakageMetric
 from lit_recon.experiments.evaluate.settings import DefenseFamily, EvaluateSettings, GridAttack
+from lit_recon.experiments.settings import AttackSettings
+from lit_recon.experiments.update_attack.run import rehearse, victim_data
+from lit_recon.experiments.victim_model import find_target
+from lit_recon.records import Observation, Reconstruction
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.writing import write_metrics
 
@@ -35,10 +44,10 @@ def family(name: str, *values: float) -> DefenseFamily:
 def cells(tmp_path: Path) -> list[GridCell]:
     """An attack on any update, and one that needs a noise of known density, which the first defense does not have."""
     attacks = {}
-    for name, objective in (("any", "GlobalCosine"), ("dense", "Likelihood")):
-        own = {"objective": {"class_path": f"lit_recon.attacks.updates.{objective}"}, "steps": 1}
+    matching = {"class_path": "GradientMatching", "init_args": {"steps": 1}}
+    for name, attack in (("any", matching), ("dense", {"class_path": f"{__name__}.Needy"})):
         path = tmp_path / f"{name}.yaml"
-        path.write_text(yaml.safe_dump({"attack": {"class_path": "GradientMatching", "init_args": own}}))
+        path.write_text(yaml.safe_dump({"attack": attack}))
         attacks[name] = GridAttack(path)
     defenses = {"optimal": family("OptimalGradientNoise", 0.01, 0.1), "noise": family("GaussianNoise", 0.01, 0.1)}
     return build_cells(EvaluateSettings(attacks=attacks, defenses=defenses, utility=None), COMMON)
@@ -50,28 +59,71 @@ def inapplicable(cells: list[GridCell], folder: Path) -> list[tuple[str, float |
     return [(cell.defense, cell.strength, cell.attack) for cell in found]
 
 
-def test_an_attack_that_one_defense_rules_out_is_tried_behind_the_others(cells: list[GridCell], tmp_path: Path) -> None:
-    """No undefended cell is left to try it on: all are done, or others are asked for."""
+class Needy(Attack):
+    """Needs noise whose density is known, and refuses the updates of these victims, by number."""
+
+    def __init__(self, refused: list[int] | None = None) -> None:
+        self.refused, self.seen = refused or [], 0
+
+    def check(self, observations: Sequence[Observation]) -> None:
+        super().check(observations)
+        if isinstance(observations[0].defense, OptimalGradientNoise):
+            raise ThreatModelError("the update has no known density")
+
+    def rehearse(self, observations: Sequence[Observation]) -> None:
+        self.check(observations)
+        self.seen += 1
+        if self.seen - 1 in self.refused:
+            raise UnsupportedModelError("nothing is left of the maps")
+
+    def run(self, observations: Sequence[Observation]) -> list[Reconstruction]:
+        raise AssertionError("a rehearsal attacks nothing")
+
+
+def test_an_attack_is_checked_behind_every_defense(cells: list[GridCell], tmp_path: Path) -> None:
+    """Also where no undefended cell is left: all are done, or others are asked for."""
     expected = [("optimal", 0.01, "dense"), ("optimal", 0.1, "dense")]
+    assert inapplicable(cells, tmp_path) == expected
     assert inapplicable(part_of(cells, ["optimal", "noise"]), tmp_path) == expected
     for cell in part_of(cells, ["none"]):
         write_metrics(RunFolder.open(tmp_path / cell.folder, "seed: 0"), {"rmse": 0.1})
     assert inapplicable(cells, tmp_path) == expected
 
 
-def test_an_attack_that_is_not_applicable_without_a_defense_is_applicable_nowhere(
+def test_an_attack_that_is_refused_without_a_defense_may_be_applicable_behind_one(
     cells: list[GridCell], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tried: list[str] = []
+    def check(self: Needy, observations: Sequence[Observation]) -> None:
+        if observations[0].defense is None:
+            raise UnsupportedModelError("there is no noise to hide the maps")
 
-    def refusing(settings: Any, *_: Any) -> None:
-        tried.append(repr(settings.attack.objective))
-        if "Likelihood" in tried[-1]:
-            raise ThreatModelError("not such a network")
+    monkeypatch.setattr(Needy, "check", check)
+    assert inapplicable(cells, tmp_path) == [("none", None, "dense")]
 
-    monkeypatch.setattr("lit_recon.experiments.evaluate.rehearsal.rehearse", refusing)
-    assert len(inapplicable(cells, tmp_path)) == 5
-    assert len(tried) == 2
+
+def test_what_an_attack_refuses_of_an_update_is_left_to_the_cells_own_run(
+    cells: list[GridCell], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refusing(self: Needy, observations: Sequence[Observation]) -> None:
+        raise UnsupportedModelError("nothing is left of the maps")
+
+    monkeypatch.setattr(Needy, "rehearse", refusing)
+    assert inapplicable(part_of(cells, ["none", "noise"]), tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("refused", "untrained", "raises"), [([0], False, False), ([0, 1], False, True), ([0, 1], True, False)]
+)
+def test_a_run_ends_before_its_training_only_where_all_updates_that_it_attacks_are_refused(
+    cells: list[GridCell], tmp_path: Path, refused: list[int], untrained: bool, raises: bool
+) -> None:
+    settings = AttackSettings(**cells[0].built(tmp_path))
+    settings = replace(settings, attack=Needy(refused), victims=replace(settings.victims, n=2))
+    settings = replace(settings, backbone=replace(settings.backbone, epochs=int(untrained), cache=tmp_path))
+    victims = victim_data(settings)
+    target = find_target(settings.backbone, victims, 0)
+    with pytest.raises(UnsupportedModelError, match="nothing is left") if raises else nullcontext():
+        rehearse(settings, target, victims)
 
 
 def test_a_part_without_an_applicable_attack_is_refused(cells: list[GridCell], tmp_path: Path) -> None:

@@ -13,10 +13,11 @@ import yaml
 
 from lit_recon.attacks.base import Attack
 from lit_recon.defenses import OptimalGradientNoise
-from lit_recon.errors import ThreatModelError, UnsupportedModelError
+from lit_recon.errors import RunExistsError, ThreatModelError, UnsupportedModelError
 from lit_recon.experiments.evaluate.grid import GridCell, build_cells, part_of
 from lit_recon.experiments.evaluate.rehearsal import Rehearsal
 from lit_recon.experiments.evaluate.results import LeakageMetric
+from lit_recon.experiments.evaluate.run import refuse_other_lpips
 from lit_recon.experiments.evaluate.settings import DefenseFamily, EvaluateSettings, GridAttack
 from lit_recon.experiments.settings import AttackSettings
 from lit_recon.experiments.update_attack.run import rehearse, victim_data
@@ -130,3 +131,13 @@ def test_a_part_without_an_applicable_attack_is_refused(cells: list[GridCell], t
     alone = [cell for cell in part_of(cells, ["optimal"]) if cell.attack == "dense"]
     with pytest.raises(ThreatModelError, match=r"optimal 0\.01, dense, batch 1: the update has no known density"):
         Rehearsal(alone, tmp_path, LeakageMetric()).check()
+
+
+@pytest.mark.parametrize("changed", [{"network": "vgg"}, {"weights": "other.pth"}])
+def test_a_grid_that_is_ranked_by_lpips_keeps_its_network_and_weights(changed: dict[str, str], tmp_path: Path) -> None:
+    own: dict[str, Any] = {"seed": 0, "lpips": {"network": "alex", "weights": None, "download": True}}
+    refuse_other_lpips(RunFolder(tmp_path / "new"), own)
+    folder = RunFolder.open(tmp_path / "grid", yaml.safe_dump(own))
+    refuse_other_lpips(folder, {"seed": 1, "lpips": {**own["lpips"], "download": False}})
+    with pytest.raises(RunExistsError, match=rf"lpips\.{next(iter(changed))}: .* go on with the former one"):
+        refuse_other_lpips(folder, {**own, "lpips": {**own["lpips"], **changed}})

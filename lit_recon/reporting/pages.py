@@ -250,7 +250,8 @@ def _bounds(record: RunRecord) -> list[Panel]:
             "these images, with known labels and the activations of these images. Unbiased attacks (Cramér-Rao): "
             "without any prior; an attack that uses one, or clips pixels to [0, 1], may come below. With a prior (van "
             "Trees): attacks that know that pixels are independent, with a standard deviation of 0.25, or that images "
-            "have the covariance of the public images; an attack that knows more about images may come below."
+            "have the covariance of the public images; an attack that knows more about images may come below. The "
+            "latter bound the mean over all images, with the information at these in the place of its mean."
             f"{'' if error is None else f' Rounding changes the first by about {percent(error)}.'}",
             header=["Image", "Attack", "Unbiased attacks", "Independent pixels", "Like public images"],
             rows=[[f"#{row.id}", *(format_score("rmse", row.scores.get(key)) for key in keys)] for row in shown],

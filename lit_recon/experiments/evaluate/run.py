@@ -32,7 +32,12 @@ from lit_recon.experiments.evaluate.results import Evaluation
 from lit_recon.experiments.evaluate.settings import EvaluateSettings
 from lit_recon.experiments.evaluate.tables import comparisons, csv_table
 from lit_recon.experiments.settings import AttackSettings, BoundSettings
-from lit_recon.experiments.update_attack.bound import MORE_THAN_THE_UPDATE, Jacobians, bound_facts, update_bound
+from lit_recon.experiments.update_attack.bound import (
+    MORE_THAN_THE_UPDATE,
+    Jacobians,
+    bound_and_information,
+    bound_facts,
+)
 from lit_recon.experiments.update_attack.run import sent_out, victim_data
 from lit_recon.experiments.victim_model import find_target
 from lit_recon.io.files import write_text
@@ -89,9 +94,13 @@ def _stored_bounds(folder: RunFolder) -> dict[str, dict[str, Any]]:
 
 
 def _is_outdated(bound: Mapping[str, Any], large: BoundSettings) -> bool:
-    """Whether a stored bound is missing, or is of other clients than these settings ask for, if they ask for any."""
+    """Whether a stored bound is missing, or is of other clients than these settings ask for, if they ask for any.
+
+    So are bounds of earlier releases over several clients, which averaged bounds instead of the information.
+    """
     stated = bound.get("settings", bound)  # files of earlier releases hold the number of clients alone
-    other = large.clients and "clients" in bound and stated["clients"] != large.clients
+    averaged = "applies_to" not in bound and bound.get("clients", 1) > 1
+    other = large.clients and "clients" in bound and (averaged or stated["clients"] != large.clients)
     return "not_computed" in bound or bool(other)
 
 
@@ -155,13 +164,21 @@ def _first_clients(
     jacobians: Jacobians,
 ) -> dict[str, Scalar]:
     """Bounds as those of `noise_bounds`, over the first clients alone; `jacobians` serve other strengths of noise."""
-    numbers, found = range(min(large.clients, len(victims.batches))), []
-    for number in numbers:
+    found: dict[int, dict[str, Scalar]] = {}
+    total = torch.zeros(())
+    for number in range(min(large.clients, len(victims.batches))):
         ids = victims.batches[number]
         batch = Batch(victims.test.pixels(ids), victims.test.labels[ids])
-        found.append(update_bound(settings, large, client, batch, number, prior, jacobians))
-    facts = bound_facts(dict(zip(numbers, found, strict=True)))
-    return {"rmse": facts["bound_public_rmse"], "unbiased_rmse": facts["bound_rmse"], "clients": len(found)}
+        found[number], own = bound_and_information(settings, large, client, batch, number, prior, jacobians)
+        total = own if number == 0 else total + own
+    every = van_trees(total / len(found), prior)
+    unbiased = bound_facts(found)["bound_rmse"]
+    return {
+        "rmse": every.rmse,
+        "applies_to": every.applies_to,
+        "unbiased_rmse": unbiased,
+        "clients": len(found),
+    }
 
 
 def noise_bounds(squares: Sequence[Tensor], std: float, prior: GaussianPrior) -> dict[str, Scalar]:

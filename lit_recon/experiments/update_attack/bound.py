@@ -97,6 +97,19 @@ def update_bound(
 
     `jacobians` are taken and kept, for other defenses of the same client. A LitReconError says why there are no bounds.
     """
+    return bound_and_information(settings, bound, client, batch, number, prior, jacobians)[0]
+
+
+def bound_and_information(
+    settings: AttackSettings,
+    bound: BoundSettings,
+    client: Client,
+    batch: Batch,
+    number: int,
+    prior: GaussianPrior,
+    jacobians: Jacobians,
+) -> tuple[dict[str, Scalar], Tensor]:
+    """What `update_bound` returns, and the information `(q, q)` at the client's images, for means over clients."""
     if settings.client.local_steps is not None or settings.client.n_clients > 1:
         raise ConfigError("the information is computed for clients that release one gradient each")
     normed = any(isinstance(module, _BatchNorm) for module in client.model.modules())
@@ -112,7 +125,7 @@ def update_bound(
     operator = GradientOperator(client.model, client.batch_norm, client.loss)
     round_ = Round(jacobian.batch, partial(operator, jacobian.weights))
     released = defense.released_information(jacobian, round_, std or 1.0, settings.client.generator(number))
-    return {**_rmses(jacobian, released, std, prior), "notes": list(released.notes)}
+    return {**_rmses(jacobian, released, std, prior), "notes": list(released.notes)}, released.information
 
 
 def _jacobian(

@@ -32,11 +32,13 @@ class Strength:
         value: the strength; None is no defense.
         losses: of accuracy, in [0, 1], of each training against the one without a defense and with the same seed.
         scores: by attack the metric of every batch, larger for worse reconstructions.
+        is_last: it is the last of the grid's strengths, which may be others than those that have results.
     """
 
     value: float | None
     losses: Sequence[float]
     scores: Mapping[str, Sequence[float]]
+    is_last: bool = True
 
     @property
     def strongest(self) -> float:
@@ -97,7 +99,7 @@ def strengths_of(
         scores: dict[str, list[float]] = {}
         for row in attacked:  # attackers who do not know the defense are others than those who do
             scores.setdefault(f"{row['attack']}, {row.get('aware')}", []).append(sign * row["value"])
-        return Strength(value, losses, scores) if losses and scores else None
+        return Strength(value, losses, scores, value in defenses[name][-1:]) if losses and scores else None
 
     return {
         name: [found for value in (None, *values) if (found := measured(name, value)) is not None]
@@ -136,7 +138,7 @@ def compare(defenses: Mapping[str, Sequence[Strength]], limit: float, seed: int 
             float(value),
             interval,
             tuple(dict.fromkeys(one.value for one in ends[name])),
-            bool(place == len(points) - 1),
+            bool(place == len(points) - 1) and points[-1].is_last,
             float(shares[name]),
         )
     return found

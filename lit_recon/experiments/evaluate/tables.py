@@ -112,12 +112,15 @@ def _equal_panel(evaluation: Evaluation, compared: DefenseComparison) -> Panel:
 
 
 def _unknown(evaluation: Evaluation, size: int) -> str:
-    """What the intervals do not contain."""
+    """What the values and their intervals do not contain."""
     left = []
     if not any(len(evaluation.losses(*level)) > 1 for level in evaluation.levels if level[1] is not None):
         left.append("each strength was trained once, so that the chance of training is not in the intervals")
     if any(cell.has_one_batch for cell in evaluation.attacked if cell.batch_size == size):
         left.append("from a single batch no interval is known")
+    levels = [level for level in evaluation.levels if level[1] is not None and not evaluation.losses(*level)]
+    if levels:
+        left.append(f"left out, without an accuracy: {', '.join(evaluation.title(*level) for level in levels)}")
     return "".join(f" {text[0].upper()}{text[1:]}." for text in left)
 
 

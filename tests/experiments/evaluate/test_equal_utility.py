@@ -94,6 +94,15 @@ def test_strengths_stand_in_the_order_of_the_grid() -> None:
     assert [one.value for one in found["clip"]] == [None, 8.0, 4.0, 2.0]
 
 
+def test_a_line_ends_at_the_last_strength_of_the_grid_alone() -> None:
+    """A larger strength whose training diverged, or that was not attacked, may cost less or more than the limit."""
+    rows: list[dict[str, Any]] = [{"defense": "none", "repetition": 0, "accuracy": 0.9, "attack": "a", "value": 0.1}]
+    rows += [{**rows[0], "defense": "noise", "strength": std, "value": std} for std in (0.2, 0.3)]
+    for strengths, others, ends in ([0.2, 0.3], [], True), ([0.2, 0.3, 0.4], ["value"], False), ([], [], False):
+        attacked = [*rows, *({**rows[0], "defense": "noise", "strength": 0.4} for _ in others)]
+        assert compare(strengths_of({"noise": strengths}, rows, attacked, sign=1), 0.1)["noise"].ends == ends
+
+
 def test_one_batch_gives_no_interval() -> None:
     points = [Strength(None, [0.0], {"one": [0.1]}), Strength(1.0, [0.0], {"one": [0.2]})]
     assert compare({"d": points}, 0.1)["d"].interval is None

@@ -18,7 +18,8 @@ from lit_recon.metrics import NearestPublic, mse, ssim
 from lit_recon.metrics.membership import binomial_rate
 from lit_recon.records import Reconstruction
 
-#: SSIM above which a reconstruction counts as good, and number of images in the mean of the best ones [Haim2022].
+#: SSIM above which a reconstruction counts as good, and number of images in the mean of the best ones, as in
+#: [Haim2022], whose SSIM has a window of 3 pixels where that of this package has 11: the counts are not comparable.
 GOOD, BEST = 0.4, 10
 #: RMSE to the nearest training image above which a certified candidate is wrong.
 WRONG = 0.05
@@ -68,7 +69,7 @@ class PairScores:
 
     Attributes:
         ssim: structural similarity of the images as they are.
-        ssim_stretched: the same after `stretched` of the first image, as the literature reports it.
+        ssim_stretched: the same after `stretched` of the first image, as the literature does before its own SSIM.
         ncc: normalized cross-correlation.
         mse, rmse: mean squared error and its root, unscaled.
     """

@@ -145,6 +145,7 @@ def test_fewer_public_images_than_candidates_are_counted(study: Path) -> None:
     assert [row[2] for row in rows] == ["24", "5"]
     said = "There are 5 public images, fewer than candidates."
     assert [said in panel.lead for panel in panels] == [False, True]
+    assert "do not compare with those of the literature" in panels[0].note
 
 
 def test_claims_are_about_as_many_members_as_others(study: Path) -> None:

@@ -232,17 +232,28 @@ class LastCheckpoint(Checkpoint):
 
     Going on within an epoch needs a data loader with a state. A kill could leave half the file of Lightning's own
     ModelCheckpoint, which copies it from the temporary folder. With the `split_hash` of the data a state of a training
-    on other data is refused by a ConfigError.
+    on other data is refused by a ConfigError, and so is one of another number of processes: each has a share of every
+    epoch's images and batches of its own.
     """
 
     def __init__(self, path: Path, minutes: float = 5.0, split_hash: str = "") -> None:
         self.path, self.minutes, self.split_hash = path, minutes, split_hash
         self._saved_at = time.monotonic()
+        self.processes = 1
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self.processes = trainer.world_size
 
     def state_dict(self) -> dict[str, Any]:
-        return {"split_hash": self.split_hash}
+        return {"split_hash": self.split_hash, "processes": self.processes}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        # states of earlier releases do not tell
+        if (processes := state_dict.get("processes", self.processes)) != self.processes:
+            raise ConfigError(
+                f"{self.path} is of a training in {processes} processes, here in {self.processes}, which would divide "
+                f"its epochs and steps otherwise: start {processes}, or start again with --overwrite true"
+            )
         if (before := state_dict["split_hash"]) != self.split_hash:
             raise ConfigError(
                 f"{self.path} is of a training on other data (hash {before}, here {self.split_hash}), of which a file "

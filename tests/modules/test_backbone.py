@@ -215,6 +215,19 @@ def test_a_killed_training_does_not_go_on_with_other_data(tmp_path: Path) -> Non
     assert train(plain(), tmp_path, 4).epoch == 4
 
 
+def test_a_killed_training_does_not_go_on_in_another_number_of_processes(tmp_path: Path) -> None:
+    with pytest.raises(KilledError):
+        train(plain(), tmp_path, 2, 60.0, Kill("batch", epoch=1))
+    state = torch.load(tmp_path / LAST_CHECKPOINT, weights_only=False)
+    state["callbacks"]["LastCheckpoint"]["processes"] += 1
+    torch.save(state, tmp_path / LAST_CHECKPOINT)
+    with pytest.raises(ConfigError, match=r"last\.ckpt is of a training in 2 processes, here in 1.*: start 2, or"):
+        train(plain(), tmp_path, 2)
+    del state["callbacks"]["LastCheckpoint"]["processes"]  # a state of an earlier release
+    torch.save(state, tmp_path / LAST_CHECKPOINT)
+    assert train(plain(), tmp_path, 2).epoch == 2
+
+
 class StepCounter(Callback):
     """Counts the steps of a run."""
 

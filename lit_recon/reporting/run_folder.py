@@ -42,7 +42,7 @@ _OF_STUDIES = (
     *("cells", "utility", "generators", "failed", "figures", "study.json", "grid.json", "evaluation.csv"),
     *("batches.csv", "utility.csv"),
     *("bounds.json", "bounds.csv", "factors.json", "factors.csv", "rero.json", "rero.csv"),
-    *("models", "images.csv"),
+    *("models", "images.csv", "hypotheses.csv"),
 )
 
 

@@ -256,6 +256,7 @@ def test_overwriting_a_study_removes_its_cells(tmp_path: Path) -> None:
     folder = RunFolder.open(tmp_path, CONFIG)
     (tmp_path / "cells" / "a").mkdir(parents=True)
     folder.table.write_text("old")
+    (tmp_path / "hypotheses.csv").write_text("old")
     (tmp_path / "notes.txt").write_text("mine")
     RunFolder.open(tmp_path, CONFIG, overwrite=True)
     assert sorted(content(tmp_path)) == ["config.yaml", "notes.txt"]

@@ -84,6 +84,8 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     write_text(path / TABLE, found.csv_text())
     if told := answers(found):
         write_text(path / HYPOTHESES, table(told))
+    else:
+        (path / HYPOTHESES).unlink(missing_ok=True)  # of the study before it grew
     record, loggers = found.record(), call.loggers()
     log_numbers(loggers, record)
     log_grid(loggers, "reconstructions", gallery(found, found.best), 0)

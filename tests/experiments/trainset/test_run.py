@@ -194,6 +194,14 @@ def test_finished_cells_are_kept_when_a_study_grows(start: Callable[..., int], s
     assert {group.key for group in TrainsetStudy.read(study).groups} >= {"longer.noise_0.stopped", "small.noise_0.none"}
 
 
+def test_answers_of_a_study_with_other_starts_do_not_stay(start: Callable[..., int], tmp_path: Path) -> None:
+    small: dict[str, Any] = {"seeds": {}, "membership": None, "defenses": {}}
+    assert start(tmp_path, starts={"noise": CONTENT["starts"]["noise"]}, **small) == 0
+    assert (tmp_path / "hypotheses.csv").is_file()
+    assert start(tmp_path, starts={"truth": {"class_path": f"{STARTS}.TruthStart"}}, **small) == 0
+    assert not (tmp_path / "hypotheses.csv").exists()
+
+
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from lit_recon.clients import Client
 from lit_recon.errors import ConfigError, LitReconError
 from lit_recon.experiments.configuration import settings_of
 from lit_recon.experiments.evaluate.grid import INAPPLICABLE, GridCell
@@ -21,8 +22,12 @@ from lit_recon.experiments.update_attack.run import observed, refuse_known_victi
 from lit_recon.experiments.victim_model import VictimModel, find_target, prepare_training
 from lit_recon.models.generative.generator import ConvGenerator, GeneratorCheckpoint, save_generator
 from lit_recon.modules.data import VictimDataModule
+from lit_recon.records import Observation
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.training.trainer import check_trainer
+
+#: Updates that are kept at a time.
+_KEPT = 8
 
 
 class Rehearsal:
@@ -38,6 +43,7 @@ class Rehearsal:
         self._victims: dict[str, VictimDataModule] = {}
         self._targets: dict[str, VictimModel] = {}
         self._sent: dict[str, nn.Module] = {}  # models that servers send to clients
+        self._seen: dict[str, Observation] = {}  # updates of the last cells, which other attacks see, too
         self._inapplicable: dict[str, LitReconError] = {}  # by folder of the cell
         self._set_up: set[tuple[str, int]] = set()  # attacks, at a batch size
 
@@ -101,7 +107,7 @@ class Rehearsal:
             )
             return
         try:
-            seen = observed(settings, client, victims, 0)
+            seen = self._observed(cell, settings, client, victims)
             attack.check([seen])
         except INAPPLICABLE as error:
             self._inapplicable[cell.folder] = error
@@ -110,6 +116,18 @@ class Rehearsal:
             with contextlib.suppress(*INAPPLICABLE):  # of this update
                 attack.rehearse([seen])
                 self._set_up.add((cell.attack, cell.batch_size))
+
+    def _observed(
+        self, cell: GridCell, settings: AttackSettings, client: Client, victims: VictimDataModule
+    ) -> Observation:
+        """The first victim's update; the last few are kept, as some defenses take seconds for one."""
+        depends = ("server", "data", "victims", "client", "defense", "knowledge", "seed")
+        key = json.dumps([cell.network, *map(cell.settings.get, depends)], sort_keys=True, default=str)
+        if key not in self._seen:
+            if len(self._seen) >= _KEPT:
+                self._seen.clear()
+            self._seen[key] = observed(settings, client, victims, 0)
+        return self._seen[key]
 
     def _try_training(self, built: dict[str, Any], first: GridCell, attack: AttackSettings) -> None:
         splits = self._victims_of(first.settings, attack).splits

@@ -20,7 +20,7 @@ from lit_recon.experiments.evaluate.results import LeakageMetric
 from lit_recon.experiments.evaluate.run import refuse_other_lpips
 from lit_recon.experiments.evaluate.settings import DefenseFamily, EvaluateSettings, GridAttack
 from lit_recon.experiments.settings import AttackSettings
-from lit_recon.experiments.update_attack.run import rehearse, victim_data
+from lit_recon.experiments.update_attack.run import observed, rehearse, victim_data
 from lit_recon.experiments.victim_model import find_target
 from lit_recon.records import Observation, Reconstruction
 from lit_recon.reporting.run_folder import RunFolder
@@ -89,6 +89,20 @@ def test_an_attack_is_checked_behind_every_defense(cells: list[GridCell], tmp_pa
     for cell in part_of(cells, ["none"]):
         write_metrics(RunFolder.open(tmp_path / cell.folder, "seed: 0"), {"rmse": 0.1})
     assert inapplicable(cells, tmp_path) == expected
+
+
+def test_attacks_that_know_the_same_see_one_update(
+    cells: list[GridCell], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed = []
+
+    def counting(settings: AttackSettings, *rest: Any) -> Observation:
+        computed.append(settings.defense)
+        return observed(settings, *rest)
+
+    monkeypatch.setattr("lit_recon.experiments.evaluate.rehearsal.observed", counting)
+    inapplicable(cells, tmp_path)
+    assert len(computed) == len({(cell.defense, cell.strength) for cell in cells}) == 5
 
 
 def test_an_attack_that_is_refused_without_a_defense_may_be_applicable_behind_one(

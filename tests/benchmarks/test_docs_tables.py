@@ -125,7 +125,7 @@ def test_runs_on_a_gpu_are_told_apart() -> None:
     few = run("few", metrics={**metrics, **linear, "n_shadow": 4000, "mse_at_1000_shadows": 0.01}, cpu_seconds=100)
     many = {**metrics, **linear, "n": 100, "n_batches": 100, "n_shadow": 16000, "mse_at_4000_shadows": 0.004}
     text = released.cifar10_linear([run("many", metrics={**many, "peak_gpu_memory_mib": 9.0}), few])
-    assert lines(text)[0] == ["MSE", "8 targets", "100 targets"]
+    assert lines(text)[0] == ["MSE", "8 targets", "100 targets, on a GPU"]
     assert lines(text)[1:4] == [
         ["1,000 shadow models", "0.0100", "–"],
         ["4,000 shadow models", "0.0050", "0.0040"],
@@ -134,7 +134,7 @@ def test_runs_on_a_gpu_are_told_apart() -> None:
     assert (
         "8 targets: 95 % interval of the MSE with 4,000 shadow models 0.0033 to 0.0067." in text
     )  # Student's t, 2.365
-    assert "seconds of CPU in all." in text
+    assert "seconds of CPU in all, 0 minutes by the clock." in text
     assert "10 seconds in all, on a GPU." in text
 
 

@@ -102,7 +102,7 @@ def measure_protection(
     """
     if folder is not None:
         check_protection(folder, identity, defenses)
-    found = []
+    found, plain = [], plain_error(reference)
     for number, (title, strength, defense) in enumerate(defenses):
         try:
             defended = defend(seen, defense, reference, labels)
@@ -116,7 +116,7 @@ def measure_protection(
         believed, late = best(outcomes), [one.title for one in outcomes if one.missing]
         images = None if believed is None or believed.found is None else believed.found.images
         rmse = None if images is None else error_of(images, reference)
-        stopped: bool | None = rmse is None or rmse >= error_of(flat(reference), reference)
+        stopped: bool | None = rmse is None or rmse >= plain
         reason = "; ".join(dict.fromkeys(one.reason for one in outcomes)) if rmse is None else ""
         if stopped and late:
             stopped, reason = None, f"no time was left for {', '.join(late)}: raise protection_minutes"
@@ -201,15 +201,15 @@ def _sent(update: Update, own: Defense | None) -> dict[str, Tensor]:
     return places
 
 
-def flat(images: Tensor) -> Tensor:
-    """Every image replaced by its mean color."""
-    return images.mean(dim=(2, 3), keepdim=True).expand_as(images)
-
-
 def error_of(images: Tensor, reference: Tensor) -> float:
     """Mean RMSE of images matched with the reference."""
     nothing = torch.zeros(len(images), dtype=torch.int64)
     return float(score_batch(images, reference, nothing, nothing, metrics_of(["rmse"])).per_image["rmse"].mean())
+
+
+def plain_error(reference: Tensor) -> float:
+    """The error of plain images of the mean color of each one of the reference."""
+    return error_of(reference.mean(dim=(2, 3), keepdim=True).expand_as(reference), reference)
 
 
 def _told(found: Protected) -> str:

@@ -24,7 +24,13 @@ from lit_recon.experiments.audit.attacks import CANDIDATES, best, check_kept, ru
 from lit_recon.experiments.audit.evidence import Finding, read_evidence
 from lit_recon.experiments.audit.interpretation import Interpretation, interpret
 from lit_recon.experiments.audit.page import AUDIT_FILE
-from lit_recon.experiments.audit.protection import check_protection, error_of, flat, known_defense, measure_protection
+from lit_recon.experiments.audit.protection import (
+    check_protection,
+    error_of,
+    known_defense,
+    measure_protection,
+    plain_error,
+)
 from lit_recon.experiments.audit.score import AuditResult, agreement, checked_truth
 from lit_recon.experiments.call import Call, RunSettings, check_range
 from lit_recon.experiments.configuration import SAME_RUN, allow_class_path, settings_parser
@@ -270,7 +276,7 @@ def _audited(
             protection_minutes
             and not chosen.certified
             and truth is not None
-            and _is_plain(chosen.found.images, truth[0])
+            and error_of(chosen.found.images, truth[0]) >= plain_error(truth[0])
         ):
             findings.append(Finding("open", _NOTHING_TO_STOP))
         elif protection_minutes:
@@ -292,11 +298,6 @@ _NOTHING_TO_STOP = (
     "Which defense would have stopped the attacks was not measured: what came back is no closer to the true images "
     "than plain images of their mean color, and so there was nothing to stop."
 )
-
-
-def _is_plain(images: Tensor, true: Tensor) -> bool:
-    """Whether images are no closer to the true ones than plain images of their mean color."""
-    return error_of(images, true) >= error_of(flat(true), true)
 
 
 def _has_more_time(folder: RunFolder, settings: AuditSettings) -> bool:

@@ -18,7 +18,7 @@ from lit_recon.errors import ShapeError
 from lit_recon.experiments.audit.attacks import Outcome, best
 from lit_recon.experiments.audit.evidence import Finding
 from lit_recon.experiments.audit.page import AUDIT_FILE, effect, write_page
-from lit_recon.experiments.audit.protection import Protected, error_of, flat
+from lit_recon.experiments.audit.protection import Protected, plain_error
 from lit_recon.io.files import write_bytes, write_text
 from lit_recon.metrics import metrics_of, score_batch
 from lit_recon.metrics.scores import BatchScores
@@ -100,7 +100,7 @@ class AuditResult:
         errors = self.rmse(chosen)
         if errors is None or self.truth is None:
             return {**record, "rmse": None, "rmse_reason": "the true images were not given"}
-        plain = error_of(flat(self.truth[0]), self.truth[0])
+        plain = plain_error(self.truth[0])
         return {**record, "rmse": float(errors.mean()), "baseline_mean_color_rmse": plain}
 
     def __str__(self) -> str:

@@ -32,12 +32,7 @@ from lit_recon.experiments.evaluate.results import Evaluation
 from lit_recon.experiments.evaluate.settings import EvaluateSettings
 from lit_recon.experiments.evaluate.tables import comparisons, csv_table
 from lit_recon.experiments.settings import AttackSettings, BoundSettings
-from lit_recon.experiments.update_attack.bound import (
-    MORE_THAN_THE_UPDATE,
-    Jacobians,
-    bound_and_information,
-    bound_facts,
-)
+from lit_recon.experiments.update_attack.bound import MORE_THAN_THE_UPDATE, Jacobians, bound_facts, update_bound
 from lit_recon.experiments.update_attack.run import sent_out, victim_data
 from lit_recon.experiments.victim_model import find_target
 from lit_recon.io.files import write_text
@@ -169,7 +164,7 @@ def _first_clients(
     for number in range(min(large.clients, len(victims.batches))):
         ids = victims.batches[number]
         batch = Batch(victims.test.pixels(ids), victims.test.labels[ids])
-        found[number], own = bound_and_information(settings, large, client, batch, number, prior, jacobians)
+        found[number], own = update_bound(settings, large, client, batch, number, prior, jacobians)
         total = own if number == 0 else total + own
     every = van_trees(total / len(found), prior)
     unbiased = bound_facts(found)["bound_rmse"]

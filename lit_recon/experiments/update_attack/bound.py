@@ -71,7 +71,7 @@ def victim_bounds(
             ids = victims.batches[number]
             batch = Batch(victims.test.pixels(ids).to(device), victims.test.labels[ids].to(device))
             try:
-                known[number] = update_bound(settings, settings.bound, client, batch, number, prior, {})
+                known[number], _ = update_bound(settings, settings.bound, client, batch, number, prior, {})
             except LitReconError as error:
                 known[number] = {"reason": " ".join(str(error).split())}
             except (ArithmeticError, MemoryError, RuntimeError) as error:  # the attack's own results must not be lost
@@ -92,24 +92,12 @@ def update_bound(
     number: int,
     prior: GaussianPrior,
     jacobians: Jacobians,
-) -> dict[str, Scalar]:
-    """Bounds on the root mean squared error of a pixel of a client's batch, from the information at its own images.
-
-    `jacobians` are taken and kept, for other defenses of the same client. A LitReconError says why there are no bounds.
-    """
-    return bound_and_information(settings, bound, client, batch, number, prior, jacobians)[0]
-
-
-def bound_and_information(
-    settings: AttackSettings,
-    bound: BoundSettings,
-    client: Client,
-    batch: Batch,
-    number: int,
-    prior: GaussianPrior,
-    jacobians: Jacobians,
 ) -> tuple[dict[str, Scalar], Tensor]:
-    """What `update_bound` returns, and the information `(q, q)` at the client's images, for means over clients."""
+    """Bounds on the root mean squared error of a pixel of a client's batch, and the information that they are from.
+
+    The information `(q, q)` is that at the client's own images. `jacobians` are taken and kept, for other defenses of
+    the same client. A LitReconError says why there are no bounds.
+    """
     if settings.client.local_steps is not None or settings.client.n_clients > 1:
         raise ConfigError("the information is computed for clients that release one gradient each")
     normed = any(isinstance(module, _BatchNorm) for module in client.model.modules())

@@ -56,7 +56,8 @@ def found(
     own, known = ClientSettings(**settings), knowledge or Knowledge()
     asked: Any = SimpleNamespace(client=own, defense=defense, bound=BoundSettings(), knowledge=known)
     prior = GaussianPrior.isotropic(D, 0.01)
-    return update_bound(asked, asked.bound, asked.client.client(backbone(trunk), defense), batch(n), 0, prior, {})
+    client = asked.client.client(backbone(trunk), defense)
+    return update_bound(asked, asked.bound, client, batch(n), 0, prior, {})[0]
 
 
 @pytest.mark.parametrize("n", [1, 3])
@@ -140,11 +141,11 @@ def test_no_bound_from_the_update_for_attackers_who_also_have_the_statistics_of_
 def test_bounds_are_kept_and_their_failures_harm_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, asked = RunFolder(tmp_path), []
 
-    def one(*given: Any) -> dict[str, Scalar]:
+    def one(*given: Any) -> tuple[dict[str, Scalar], torch.Tensor]:
         asked.append(given[4])
         if given[4]:
             raise MemoryError if given[4] == 1 else ConfigError("no bound is known\nfor this")
-        return {"bound_rmse": 0.5}
+        return {"bound_rmse": 0.5}, torch.eye(D)
 
     monkeypatch.setattr(bound, "update_bound", one)
     images = SimpleNamespace(pixels=lambda ids=None: torch.rand(3, 1, 4, 4), labels=torch.zeros(3))

@@ -282,6 +282,23 @@ def linear_factors_cifar10(records: Sequence[Content]) -> str:
     return _factors(records, "linear_factors_cifar10")
 
 
+@table("released_training", "released_training")
+def released_training(record: Content) -> str:
+    """Accuracies of released models and the AUC of a guess of membership, by known images, optimizer and epochs."""
+    rows = [
+        [
+            f"{row['known_images']:,}",
+            row["optimizer"],
+            f"{model['epochs']:,}",
+            *(shown(model[key], ".1%") for key in ("train_accuracy", "accuracy")),
+            shown(model["membership_auc"], ".2f"),
+        ]
+        for row in record["rows"]
+        for model in row["models"]
+    ]
+    return markdown(["known images", "optimizer", "epochs", "accuracy on them", "on others", "AUC"], rows)
+
+
 def _factors(records: Sequence[Content], name: str) -> str:
     settings = configuration(f"reconn/{name}.yaml")["factors"]
     base, *others = (row for row, _ in factor_rows(records))

@@ -8,7 +8,7 @@ from statistics import fmean
 
 from benchmarks.docs.fidelity.items import Found, newest, table_of
 from benchmarks.docs.figures import Content, Figures, shown
-from benchmarks.docs.tables import factor_rows, metrics_of
+from benchmarks.docs.tables import factor_rows, metrics_of, select
 
 #: Metrics of a study of factors: as cells name them, and their format.
 WORDS = {
@@ -66,6 +66,24 @@ class Factor:
         values = {key: [float(str(row[key])) for row in rows if row.get(key) is not None] for key in self.metrics}
         texts = {key: shown(fmean(own), WORDS[key][1]) for key, own in values.items() if own}
         return ", ".join(text if len(self.metrics) == 1 else f"{WORDS[key][0]} {text}" for key, text in texts.items())
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Accuracies and membership AUC of a released model without an attack."""
+
+    known_images: int
+    optimizer: str
+    epochs: int
+
+    def __call__(self, figures: Figures) -> Found | None:
+        record = newest(figures, "released_training")
+        rows = select(record["rows"], known_images=self.known_images, optimizer=self.optimizer) if record else []
+        models = [model for row in rows for model in row["models"] if model["epochs"] == self.epochs]
+        if record is None or not models:
+            return None
+        names = ("train_accuracy", "accuracy", "membership_auc")
+        return Found(", ".join(f"{WORDS[key][0]} {shown(models[0][key], WORDS[key][1])}" for key in names), [record])
 
 
 def _label(value: object) -> str:

@@ -182,8 +182,8 @@ def _notes(metrics: Mapping[str, Scalar], curve: Mapping[str, Scalar], split: In
         notes.append(f"MSE with fewer shadow models: {fewer}.")
     if metrics.get("certified_mse") is not None:
         notes.append(
-            f"For {_share(metrics['certified_rate'], 1)} of the reconstructions the attack certifies that they are the "
-            f"unknown images: their mean MSE is {shown_mse(metrics['certified_mse'])}, the largest "
+            f"{_share(metrics['certified_rate'], 1)} of the reconstructions are certified: they passed the attack's "
+            f"own test. Their mean MSE is {shown_mse(metrics['certified_mse'])}, the largest "
             f"{shown_mse(metrics['certified_mse_max'])}."
         )
     return notes

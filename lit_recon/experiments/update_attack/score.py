@@ -269,10 +269,10 @@ def _told(facts: Mapping[str, Scalar]) -> str:
     """A note on the certified images."""
     names = ("certified_rate", "certified_rmse", "certified_rmse_max")
     share, mean, largest = (value if isinstance(value := facts[name], float) else None for name in names)
-    told = f"For {percent(share)} of the reconstructions the attack certifies that they are the unknown images"
+    told = f"{percent(share)} of the reconstructions are certified: they passed the attack's own test"
     if mean is None:
         return f"{told}."
-    return f"{told}: their mean RMSE is {format_score('rmse', mean)}, the largest {format_score('rmse', largest)}."
+    return f"{told}. Their mean RMSE is {format_score('rmse', mean)}, the largest {format_score('rmse', largest)}."
 
 
 def _features(scored: Sequence[ScoredBatch]) -> dict[str, torch.Tensor]:

@@ -114,7 +114,7 @@ def test_certificates_stand_beside_the_images_they_are_about(model: Backbone, tm
     assert (result.record["certified_rate"], result.record["n_certified"]) == (pytest.approx(1 / 3), 2)
     assert result.record["certified_rmse"] == pytest.approx(0.1)
     assert repr(result).splitlines()[0] == "6 images of 2 clients, 2 certified"
-    assert any("For 33\N{NO-BREAK SPACE}% of the reconstructions the attack certifies" in note for note in result.notes)
+    assert any("33\N{NO-BREAK SPACE}% of the reconstructions are certified: " in note for note in result.notes)
     page = result.save(tmp_path / "run").read_text()
     with (tmp_path / "run" / "victims.csv").open() as file:
         assert [row["certified"] for row in csv.DictReader(file)] == ["false", "false", "true"] * 2

@@ -124,6 +124,18 @@ def kinks(record: Content) -> str:
     return markdown(header, lines)
 
 
+@table("linearity", "linearity")
+def linearity(record: Content) -> str:
+    """Errors of differences by a share of the own image's gradient, scaled up, with their cosines in brackets."""
+    lines = []
+    for row in record["rows"]:
+        pairs = zip(row["errors"].values(), row["cosines"].values(), strict=True)
+        cells = [f"{shown(error['median'], '.2f')} ({shown(cosine['median'], '.2f')})" for error, cosine in pairs]
+        lines.append([f"{row['known_images']:,}", row["optimizer"], *cells])
+    shares = [f"{100 * float(share):g} %" for share in record["rows"][0]["errors"]]
+    return markdown(["known images", "optimizer", *shares], lines)
+
+
 @table("digits_demo", "digits_demo")
 def digits_demo(record: Content) -> str:
     return _retraining([record])

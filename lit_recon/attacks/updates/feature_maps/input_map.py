@@ -251,6 +251,7 @@ class Passes:
     Attributes:
         means: number of groups of images the mean of whose patches gradients do not show: clients, or all images where
             statistics of the batch are known, so that those of other images do not matter; 0: gradients show it.
+        lost: directions of all patches together that gradients do not show: the mean of every client.
     """
 
     def __init__(
@@ -275,15 +276,15 @@ class Passes:
             chosen = [[torch.cat(parts)] for parts in chosen]
         self._chosen = [chosen[step % batches] for step in range(len(weights))]
         self._told = bool(known_statistics(observation))
-        self.means = 0
+        self.means = self.lost = 0
         if centered(observation):
-            self.means = observation.n_examples if self._told else clients
+            self.means, self.lost = observation.n_examples if self._told else clients, clients
 
     def of(self, n: int) -> Passes:
         """The first pass for another number of images, which do not depend on each other."""
         other = copy.copy(self)
         other._inputs, other._chosen, other._told = self._inputs[:1], [[torch.arange(n)]], False
-        other.means = n if self.means else 0
+        other.means, other.lost = n if self.means else 0, min(1, self.lost)
         return other
 
     def with_misfit(self, images: Tensor) -> tuple[list[Tensor], Tensor | None]:

@@ -171,7 +171,7 @@ def misplaced_images(searched: MatchedRows[LayerRows], images: Tensor, most: flo
 
     None where no layer's rows span all patches.
     """
-    missing = searched.passes.means
+    missing = searched.passes.lost
     if not any(_spans(one, missing) for one in searched.rows):
         return None
     with torch.no_grad():

@@ -146,6 +146,14 @@ def test_behind_a_norm_with_known_statistics_one_direction_is_missing(photograph
     assert float(left[0]) < 1e-6 < 0.01 < float(left[1])
     rest = for_some(penalty.searched, 1, images[:1])
     assert rest.left(images[1:]) < 1e-4 < 0.1 < rest.left(images[:1])
+    # more missing directions, as of inactive channels, say nothing about the true images: only one may be missing
+    assert misplaced_images(penalty.searched, images, 2e-3).tolist() == [False, False]  # type: ignore[union-attr]
+    longest = [one.values.norm(dim=1).argsort(descending=True) for one in penalty.searched.rows]
+    fewer = tuple(
+        replace(one, values=one.values[order[: one.patches - 2]])
+        for one, order in zip(penalty.searched.rows, longest, strict=True)
+    )
+    assert misplaced_images(replace(penalty.searched, rows=fewer), images, 2e-3) is None
     # with its mean, a patch is not inside
     whole = for_some(penalty.searched, 1)
     rows = tuple(replace(one, centered=0, patches=one.patches + 1) for one in whole.rows)

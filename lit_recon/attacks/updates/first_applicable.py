@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -181,5 +182,24 @@ def _better(seen: Observation, ours: Reconstruction, theirs: Reconstruction, nam
         why = f"its images are left out, the update is no closer with them (1 - cos {after:.2g}, without {before:.2g})"
         return replace(ours, notes=(*ours.notes, f"{what}: {why}"))
     why = f"its images are taken, the update is closer with them (1 - cos {after:.2g}, without {before:.2g})"
-    notes = (*ours.notes, f"{what}: {why}", *theirs.notes)
+    place = order.argsort()
+    kept = dict(zip(certified.nonzero()[:, 0].tolist(), place[certified].tolist(), strict=True))
+    taken = dict(zip(others.nonzero()[:, 0].tolist(), place[~certified].tolist(), strict=True))
+    notes = (*renumbered(ours.notes, kept), f"{what}: {why}", *renumbered(theirs.notes, taken))
     return replace(ours, images=images, labels=labels, loss=theirs.loss, certified=known, notes=notes)
+
+
+def renumbered(notes: Iterable[str], places: Mapping[int, int]) -> list[str]:
+    """Notes with the new places of the images that they begin with; without those on images that have none.
+
+    >>> renumbered(["image 2: not certified", "image 1: not certified", "one more"], {1: 0})
+    ['image 1: not certified', 'one more']
+    """
+    found = []
+    for note in notes:
+        start = re.match(r"image (\d+): ", note)
+        if start is None:
+            found.append(note)
+        elif (place := places.get(int(start[1]) - 1)) is not None:
+            found.append(f"image {place + 1}: {note[start.end() :]}")
+    return found

@@ -125,12 +125,19 @@ def test_images_of_another_attack_are_put_where_they_explain_the_update() -> Non
     labels = torch.tensor([7, 1, 9, 2])
     found = images.clone()
     found[1:3] = 0.5
-    ours = Reconstruction(found, labels, 1.0, certified=torch.tensor([True, False, False, True]))
+    notes = ("image 2: gray", "image 4: of label 2", "all")
+    ours = Reconstruction(found, labels, 1.0, certified=torch.tensor([True, False, False, True]), notes=notes)
     order = torch.tensor([2, 1, 3, 0])  # the places of images 1 and 2 are taken by 2 and 1
-    better = _better(seen, ours, Reconstruction(images[order], labels[order], 1.0), "another")
+    theirs = Reconstruction(images[order], labels[order], 1.0, notes=("image 1: of label 9", "image 3: of label 2"))
+    better = _better(seen, ours, theirs, "another")
     assert update_distance(seen, better.images, better.labels) < 1e-5  # measured 0
     assert better.certified is not None
     assert sorted(better.labels[better.certified].tolist()) == [2, 7]
+    # notes on images are on those that are there, by their new places
+    place = {label: number for number, label in enumerate(better.labels.tolist(), start=1)}
+    first, second, tried, third = better.notes
+    assert (first, second, third) == (f"image {place[2]}: of label 2", "all", f"image {place[9]}: of label 9")
+    assert tried.startswith("another was tried")
 
 
 def test_gradient_matching_finds_out_which_images_were_together() -> None:

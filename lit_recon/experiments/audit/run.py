@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -217,6 +218,7 @@ def _prepared(
     defense: Defense | None,
 ) -> _Case:
     """Model, update, labels and truth, checked against each other."""
+    model = copy.deepcopy(model).eval()  # which gets the weights before
     evidence = read_evidence(model, recorded)
     public = public_model(model, image_shape, normalization)
     public.model.load_state_dict(dict(evidence.before), strict=False)  # the normalization of pixels is a buffer of ours

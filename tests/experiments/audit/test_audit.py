@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ import lit_recon
 from lit_recon.cli import attack
 from lit_recon.clients.record import RecordedUpdate
 from lit_recon.errors import ConfigError, ShapeError
-from lit_recon.experiments.audit import attacks
+from lit_recon.experiments.audit import attacks, run
 from lit_recon.experiments.audit.attacks import CANDIDATES, Outcome, best, read_outcome
 from lit_recon.experiments.audit.evidence import read_evidence
 from lit_recon.experiments.audit.interpretation import interpret
@@ -22,7 +23,7 @@ from lit_recon.experiments.audit.page import verdict
 from lit_recon.experiments.audit.protection import DEFENSES
 from lit_recon.experiments.audit.run import AuditSettings
 from lit_recon.experiments.audit.score import AuditResult, agreement
-from lit_recon.models import public_model
+from lit_recon.models import Backbone, ConvNet, public_model
 from lit_recon.records import Normalization, Reconstruction
 from lit_recon.reporting.writing import Scalar
 from tests.experiments.audit.updates import (
@@ -75,6 +76,18 @@ def test_a_wrong_learning_rate_shows_in_the_length_of_the_update() -> None:
     result = lit_recon.audit(model, update(model, 1, {"lr": 0.3}), SHAPE, NORMALIZATION, attacks=CHEAP, minutes=1)
     [doubt] = [finding.text for finding in result.findings if finding.kind == "doubt"]
     assert "0.333 times as long" in doubt or "times as large" in doubt
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_model_of_this_package_keeps_its_weights(training: bool) -> None:
+    """Running statistics of BatchNorm are among them, which a forward pass in training mode moves."""
+    client, own = (Backbone(ConvNet(SHAPE, widths=[4]), 10, NORMALIZATION).train(training) for _ in range(2))
+    recorded = update(client, 1)
+    before = copy.deepcopy(own.state_dict())
+    case = run._prepared(own, recorded, None, None, nn.functional.cross_entropy, None, None)
+    for state, expected in ((own.state_dict(), before), (case.public.model.state_dict(), recorded.before)):
+        assert all(torch.equal(value, expected[name]) for name, value in state.items())
+    assert own.training is training
 
 
 @pytest.mark.parametrize("lr", [None, 0.03])

@@ -218,7 +218,7 @@ def _prepared(
     defense: Defense | None,
 ) -> _Case:
     """Model, update, labels and truth, checked against each other."""
-    model = copy.deepcopy(model).eval()  # which gets the weights before
+    model = copy.deepcopy(model).cpu().eval()  # where the tensors of the update are; it gets the weights before
     evidence = read_evidence(model, recorded)
     public = public_model(model, image_shape, normalization)
     public.model.load_state_dict(dict(evidence.before), strict=False)  # the normalization of pixels is a buffer of ours

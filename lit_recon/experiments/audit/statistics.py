@@ -238,8 +238,9 @@ def _calls(public: PublicModel, kinds: tuple[type[nn.Module], ...]) -> list[_Cal
         for name, layer in public.model.named_modules()
         if isinstance(layer, kinds)
     ]
+    like = next(value for value in public.model.parameters() if value.is_floating_point())
     with torch.no_grad():
-        public.model(torch.zeros(2, *public.image_shape))
+        public.model(like.new_zeros(2, *public.image_shape))
     for hook in hooks:
         hook.remove()
     return found

@@ -182,6 +182,11 @@ class Defense:
         """Whether `simulate` takes from the zeros of the observed update which coordinates were dropped."""
         return False
 
+    @property
+    def drops_inputs(self) -> bool:
+        """Whether it drops inputs of layers in the client's forward pass."""
+        return False
+
     def without_noise(self) -> Defense:
         """The same defense without the noise of `released_std`."""
         return self
@@ -344,6 +349,11 @@ class Chain(Defense):
     def reads_zeros(self) -> bool:
         """Whether that of any of the chained defenses does."""
         return any(defense.reads_zeros for defense in self.defenses)
+
+    @property
+    def drops_inputs(self) -> bool:
+        """Whether any of the chained defenses does."""
+        return any(defense.drops_inputs for defense in self.defenses)
 
     def without_noise(self) -> Defense:
         return Chain([defense.without_noise() for defense in self.defenses])

@@ -85,6 +85,11 @@ class NetworkDropout(Defense):
         if not self.layers:
             raise ConfigError("NetworkDropout needs at least one layer, for example layers: [head]")
 
+    @property
+    def drops_inputs(self) -> bool:
+        """Unless the rate is 0."""
+        return self.rate > 0
+
     def prepare(self, model: nn.Module, batch_norm: BatchNormMode = "eval") -> nn.Module:
         """A copy of the model with a mask before every layer."""
         prepared = copy.deepcopy(model)

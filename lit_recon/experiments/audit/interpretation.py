@@ -138,7 +138,8 @@ def interpret(
     evidence = without_frozen(evidence, change, findings)
     statistics, known, about = batch_norm_facts(public, evidence, form, known)
     findings += about
-    findings += [told for told in (normalization_finding(public), dropout_finding(public)) if told is not None]
+    open_ = (normalization_finding(public), dropout_finding(public, defense))
+    findings += [told for told in open_ if told is not None]
     if known.steps > known.batches > 1:
         text = "The order of the images in later epochs is not known: the attacks assume that of the first."
         findings.append(Finding("open", text))

@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from lit_recon.clients.record import Circumstances, Sent
+from lit_recon.defenses import Defense
 from lit_recon.experiments.audit.evidence import Evidence, Finding, listed
 from lit_recon.models.classifiers.foreign import PublicModel
 from lit_recon.records import BatchStatistics, LayerStatistics
@@ -135,8 +136,10 @@ def normalization_finding(public: PublicModel) -> Finding | None:
     )
 
 
-def dropout_finding(public: PublicModel) -> Finding | None:
-    """That masks of dropout are not known, if the model has such layers."""
+def dropout_finding(public: PublicModel, defense: Defense | None = None) -> Finding | None:
+    """That masks of dropout are not known, if the model has such layers and no told defense simulates them."""
+    if defense is not None and defense.drops_inputs:
+        return None
     layers = public.model.named_modules()
     active = [name for name, layer in layers if isinstance(layer, _DropoutNd) and layer.p > 0]
     if not active:

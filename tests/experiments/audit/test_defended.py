@@ -133,10 +133,22 @@ def test_a_defense_that_no_such_client_has_is_refused() -> None:
         lit_recon.audit(normed, update(normed, 4), SHAPE, NORMALIZATION, defense=PerExampleClipping(0.1))
 
 
-@pytest.mark.parametrize("p", [0.5, 0.0])
-def test_dropout_that_may_have_been_on_is_said(p: float) -> None:
+TOLD = NetworkDropout(0.5, ["4"])
+
+
+@pytest.mark.parametrize(
+    ("p", "defense", "said"),
+    [
+        *((0.5, defense, True) for defense in (None, GradientPruning(0.5), Chain([GradientPruning(0.5)]))),
+        *((0.5, defense, False) for defense in (TOLD, Chain([TOLD, GradientPruning(0.5)]))),
+        (0.0, None, False),
+    ],
+)
+def test_dropout_that_may_have_been_on_is_said_unless_it_is_simulated(
+    p: float, defense: Defense | None, said: bool
+) -> None:
     model = nn.Sequential(*list(mlp())[:3], nn.Dropout(p), nn.Linear(32, 10))
-    found = interpreted(model, update(model, 1))
-    told = [one.text for one in found.findings if one.kind == "open"]
-    assert len(told) == (p > 0)
+    found = interpreted(model, update(model, 1), defense)
+    told = [one.text for one in found.findings if "dropout" in one.text]
+    assert len(told) == said
     assert all(text.startswith("The attacks simulate the client without dropout (3): ") for text in told)

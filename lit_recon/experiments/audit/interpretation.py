@@ -143,8 +143,13 @@ def interpret(
     if known.steps > known.batches > 1:
         text = "The order of the images in later epochs is not known: the attacks assume that of the first."
         findings.append(Finding("open", text))
-    known, about = optimizer_facts(change, known, form)
-    findings += about
+    parameters = dict(public.model.named_parameters())
+    update = _in_units(change, parameters, known, form)
+    altered = defense is not None and not keeps_values(defense, update, known.batch_size or 1)
+    if form == "gradient" or not altered:
+        known, about = optimizer_facts(change, known, form)
+        findings += about
+        update = _in_units(change, parameters, known, form)
     if known.steps > 1 and known.lr is None:
         raise ConfigError(f"lr is not known: {known.steps} local steps cannot be simulated without it")
     if known.weight_decay and known.lr is None and form != "gradient":
@@ -152,12 +157,6 @@ def interpret(
             f"lr is not known: weight decay of {known.weight_decay:g} cannot be taken off {_FORMS[form]} without it; "
             "give the learning rate"
         )
-    parameters = dict(public.model.named_parameters())
-    unit = unit_of(known, form)
-    update = {
-        name: (change[name] / unit).to(value.dtype) if name in change else torch.zeros_like(value)
-        for name, value in parameters.items()
-    }
     if decay := held_decay(known, form):
         update = _without_decay(update, parameters, decay)
     simulated, scattered = _hidden(update, {} if form == "gradient" else change, evidence, findings)
@@ -166,11 +165,14 @@ def interpret(
     found = Interpretation(
         form, update, known, statistics, simulated, scattered, (), scaled, evidence.precision, frozen
     )
-    if defense is not None and not keeps_values(defense, update, known.batch_size or 1):
+    if altered:
         named = "" if claimed or form == "weights" else " Give form if it is a gradient: it is taken for a difference."
-        text = (
-            f"Sign, scale, rank and weight decay were not checked: {defense} changes the values of the update.{named}"
+        what = (
+            "Sign, scale, rank and weight decay"
+            if form == "gradient"
+            else "Optimizer, sign, scale, rank and weight decay"
         )
+        text = f"{what} were not checked: {defense} changes the values of the update.{named}"
         return replace(found, findings=(*findings, Finding("open", text)))
     try:
         head = head_gradient(found.observation(public, None, None, loss))
@@ -232,6 +234,15 @@ def _change(evidence: Evidence, form: Sent | None, findings: list[Finding]) -> t
 
 
 _FORMS = {"weights": "new weights", "difference": "a difference of weights", "gradient": "a gradient"}
+
+
+def _in_units(change: Update, parameters: Mapping[str, Tensor], known: Circumstances, form: Sent) -> Update:
+    """The change of every parameter in units of a gradient; zero where it is not known."""
+    unit = unit_of(known, form)
+    return {
+        name: (change[name] / unit).to(value.dtype) if name in change else torch.zeros_like(value)
+        for name, value in parameters.items()
+    }
 
 
 def _cosine(one: Update, two: Update) -> float:

@@ -10,6 +10,7 @@ from torch import nn
 
 from lit_recon.attacks.updates.labels.head import HeadGradient
 from lit_recon.clients.record import RecordedUpdate, Recorder
+from lit_recon.defenses import Defense, GaussianNoise, GradientClipping
 from lit_recon.experiments.audit.interpretation import Interpretation
 from lit_recon.experiments.audit.optimizer import is_reversed
 from lit_recon.models import public_model
@@ -82,6 +83,23 @@ def test_the_rate_of_adam_is_that_by_which_weights_moved() -> None:
     told = interpreted(convnet(), after_adam(4, optimizer="adam"))
     assert doubts(told) == []
     assert any(one.text == "All weights moved by 0.001: Adam's learning rate." for one in told.findings)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("defense", [GaussianNoise(1.0), GradientClipping(0.5)], ids=str)
+def test_steps_of_adam_are_not_checked_behind_a_defense_that_changes_them(defense: Defense, steps: int) -> None:
+    """Noise makes amounts differ, and clipping makes them smaller than the rate."""
+    recorded = after_adam(4, steps, lr=1e-3, optimizer="adam")
+    units = {name: (recorded.before[name] - value) / 1e-3 for name, value in recorded.sent.items()}
+    changed = defense.transform_update(units, None, torch.Generator().manual_seed(0))  # type: ignore[arg-type]  # unused
+    sent = {name: recorded.before[name] - 1e-3 * value for name, value in changed.items()}
+    # three steps by less than half of the given rate are too large for it
+    told = replace_known(replace(recorded, sent=sent), lr=1e-3 if steps == 1 else 1e-6)
+    found = interpreted(convnet(), told, defense)
+    assert doubts(found) == []
+    assert (found.known.lr, found.known.optimizer) == (told.known.lr, "adam")
+    [open_] = [one.text for one in found.findings if one.kind == "open"]
+    assert open_.startswith("Optimizer, sign, scale, rank and weight decay were not checked: ")
 
 
 def test_sgd_is_not_taken_for_adam() -> None:

@@ -157,8 +157,12 @@ def interpret(
             f"lr is not known: weight decay of {known.weight_decay:g} cannot be taken off {_FORMS[form]} without it; "
             "give the learning rate"
         )
-    if decay := held_decay(known, form):
+    decay = held_decay(known, form)
+    if decay and (defense is None or _keeps_size(defense.without_noise(), update)):
         update = _without_decay(update, parameters, decay)
+    elif decay:
+        text = f"Weight decay of {decay:g} was not taken off: {defense} scales it with the update by an unknown factor."
+        findings.append(Finding("open", text))
     simulated, scattered = _hidden(update, {} if form == "gradient" else change, evidence, findings)
     scaled = form == "gradient" or known.lr is not None
     frozen = tuple(name for name in change if name not in evidence.sent)
@@ -198,6 +202,11 @@ def keeps_values(defense: Defense, update: Update, n_examples: int) -> bool:
         return True
     if Stage.PER_EXAMPLE in defense.stages or has_noise(defense, n_examples):
         return False
+    return _keeps_size(defense, update)
+
+
+def _keeps_size(defense: Defense, update: Update) -> bool:
+    """Whether what the defense does to the update, but for noise, leaves the values of entries as they are."""
     # a bound on the size shows in a large multiple, which is exact
     large = {name: 2.0**20 * value for name, value in update.items()}
     return all(torch.equal(value, large[name]) for name, value in defense.simulate(large, update).items())

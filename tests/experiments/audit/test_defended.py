@@ -111,6 +111,25 @@ def test_a_wrong_learning_rate_is_noticed_behind_a_told_pruning() -> None:
     assert any("a wrong learning rate" in one for one in doubts(found))
 
 
+@pytest.mark.parametrize(
+    ("defense", "taken"),
+    [
+        *((defense, True) for defense in (GaussianNoise(1e-6), GradientPruning(0.01), DPSGD(100.0, 1e-6))),
+        *((defense, False) for defense in (GradientClipping(0.1), Chain([GradientClipping(0.1), GaussianNoise(1e-6)]))),
+    ],
+    ids=str,
+)
+def test_told_weight_decay_stays_in_an_update_that_a_defense_scaled(defense: Defense, taken: bool) -> None:
+    """It was scaled too; DP-SGD clips gradients, to which the optimizer adds it."""
+    recorded = update(mlp(), 4, {"weight_decay": 0.02}, weight_decay=0.02)
+    found = interpreted(mlp(), recorded, defense)
+    whole = {name: (recorded.before[name] - value) / 0.1 for name, value in recorded.sent.items()}
+    for name, value in gradient(mlp(), 4).items():
+        torch.testing.assert_close(found.update[name], value if taken else whole[name], rtol=1e-3, atol=1e-5)
+    told = [one.text for one in found.findings if one.text.startswith("Weight decay of 0.02 was not taken off")]
+    assert len(told) == (not taken)
+
+
 def test_attacks_simulate_a_defense_of_the_network_that_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its masks are read from the update; else true images explain it to a cosine distance of 0.1 and more."""
     attacked: list[Observation] = []

@@ -182,7 +182,7 @@ def _protection(protection: Sequence[Mapping[str, Any]]) -> list[Panel]:
         "given) than plain images of their mean color."
     )
     if not known:
-        lead += " Without true images or certificates it is not known whether those above are the client's."
+        lead += " Without true images, or certificates of all, it is not known whether those above are the client's."
     return [
         Panel(
             title,

@@ -98,7 +98,7 @@ def measure_protection(
         defenses: of the update.
         progress: gets a line per defense.
         identity: of the undefended update, see `check_protection`.
-        known: whether the reference shows the client's images, as the true ones and certified ones do.
+        known: whether the reference shows the client's images, as the true ones do, and those that are all certified.
     """
     if folder is not None:
         check_protection(folder, identity, defenses)

@@ -291,7 +291,7 @@ def _audited(
                 None if folder is None else folder / "protection",
                 progress=progress,
                 identity=identity,
-                known=truth is not None or bool(chosen.certified),
+                known=truth is not None or chosen.certified == seen.n_examples,
             )
     return AuditResult(findings, outcomes, protection, seen.n_examples, truth)
 

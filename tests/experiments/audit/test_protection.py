@@ -217,3 +217,17 @@ def test_nothing_is_stopped_where_nothing_had_come_back(
     assert {_outcome(one) for one in result._content()["protection"]} == ({words} if measured else set())
     text = result.save(tmp_path / "run").read_text(encoding="utf-8")
     assert ("Which defense would have changed what came back?" in text) is (words == "changed what came back")
+
+
+@pytest.mark.parametrize("certified", [1, 2])
+def test_only_certificates_of_all_images_show_what_a_defense_stopped(
+    certified: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others might be anything, and the error is that of all."""
+    found = Reconstruction(images(2), labels(2), 0.0)
+    came = Outcome("analytic", "", "", found, distance=0.0, certified=certified)
+    monkeypatch.setattr(run, "run_attacks", lambda *_: [came])
+    monkeypatch.setattr(protection, "run_attacks", lambda *_: [outcome("analytic", "failed")])
+    recorded = replace(update(mlp(), 2), truth={})
+    result = lit_recon.audit(mlp(), recorded, SHAPE, NORMALIZATION, protection_minutes=1.0)
+    assert {own.known for own in result.protection} == {certified == 2}

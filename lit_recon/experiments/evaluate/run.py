@@ -32,7 +32,13 @@ from lit_recon.experiments.evaluate.results import Evaluation
 from lit_recon.experiments.evaluate.settings import EvaluateSettings
 from lit_recon.experiments.evaluate.tables import comparisons, csv_table
 from lit_recon.experiments.settings import AttackSettings, BoundSettings
-from lit_recon.experiments.update_attack.bound import MORE_THAN_THE_UPDATE, Jacobians, bound_facts, update_bound
+from lit_recon.experiments.update_attack.bound import (
+    MORE_THAN_THE_UPDATE,
+    Jacobians,
+    bound_facts,
+    has_batch_norm,
+    update_bound,
+)
 from lit_recon.experiments.update_attack.run import sent_out, victim_data
 from lit_recon.experiments.victim_model import find_target
 from lit_recon.io.files import write_text
@@ -61,8 +67,8 @@ def write_bounds(cells: Sequence[GridCell], folder: RunFolder, large: BoundSetti
     call, and so is one of other clients than `large` asks for.
     """
     large = large or BoundSettings()
-    stored, asked = _stored_bounds(folder), {cell.folder for cell in cells}
-    known = {name: bound for name, bound in stored.items() if name not in asked or not _is_outdated(bound, large)}
+    outdated = _outdated(cells, folder, large)
+    known = {name: bound for name, bound in _stored_bounds(folder).items() if name not in outdated}
     # what the cells share, by everything that it depends on
     shared: dict[str, Any] = {}
     for cell in cells:
@@ -88,6 +94,31 @@ def _stored_bounds(folder: RunFolder) -> dict[str, dict[str, Any]]:
     return read_json(path, "delete it, and the bounds are computed again") if path.is_file() else {}
 
 
+def _outdated(cells: Sequence[GridCell], folder: RunFolder, large: BoundSettings) -> dict[str, dict[str, Any]]:
+    """The stored bounds and reasons that no longer hold or are not the ones asked for, by the folder of their cell."""
+    stored, shared = _stored_bounds(folder), dict[str, Any]()
+    found = {}
+    for cell in cells:
+        bound = stored.get(cell.folder, {})
+        # earlier files refuse some networks without BatchNorm
+        refused = bound.get("reason") == MORE_THAN_THE_UPDATE
+        built = AttackSettings(**cell.built(folder.path)) if refused else None
+        if _is_outdated(bound, large) or (built and not _tells_statistics(cell, built, shared)):
+            found[cell.folder] = bound
+    return found
+
+
+def _tells_statistics(cell: GridCell, settings: AttackSettings, shared: dict[str, Any]) -> bool:
+    """Whether an attacker is given statistics of the batch, by a network that has any; `shared` keeps which ones do."""
+    if find_setting(cell.settings, "knowledge.batch_norm") != "batch":
+        return False
+    if (key := f"BatchNorm {cell.network}") not in shared:
+        target = find_target(settings.backbone, victim_data(settings), settings.seed, settings.model)
+        shared[key] = has_batch_norm(target.model)
+    told: bool = shared[key]
+    return told
+
+
 def _is_outdated(bound: Mapping[str, Any], large: BoundSettings) -> bool:
     """Whether a stored bound is missing, or is of other clients than these settings ask for, if they ask for any.
 
@@ -101,9 +132,7 @@ def _is_outdated(bound: Mapping[str, Any], large: BoundSettings) -> bool:
 
 def has_other_bounds(cells: Sequence[GridCell], folder: RunFolder, large: BoundSettings) -> bool:
     """Whether these settings may find bounds that a finished grid lacks, such as in more minutes, or other ones."""
-    stored = _stored_bounds(folder)
-    outdated = [stored[cell.folder] for cell in cells if _is_outdated(stored.get(cell.folder, {}), large)]
-    return any(bound.get("settings") != asdict(large) for bound in outdated)
+    return any(bound.get("settings") != asdict(large) for bound in _outdated(cells, folder, large).values())
 
 
 def _line(error: Exception) -> str:
@@ -116,7 +145,7 @@ def _bound(cell: GridCell, settings: AttackSettings, shared: dict[str, Any], lar
     std = seen_in_mean(defense, settings.client.n_clients).released_std(settings.victims.batch_size)
     if std == 0:
         raise ConfigError("without noise an update may determine its images exactly: the only bound is 0")
-    if _knows_statistics(cell.settings):
+    if _tells_statistics(cell, settings, shared):
         raise ConfigError(MORE_THAN_THE_UPDATE)
     # everything that the Jacobian depends on: not the attack, not the size of the noise
     depends = [cell.network, *map(cell.settings.get, ("server", "victims", "client"))]

@@ -80,6 +80,11 @@ def victim_bounds(
     return {number: known[number] for number in asked}
 
 
+def has_batch_norm(model: nn.Module) -> bool:
+    """Whether a model has BatchNorm layers, whose statistics an attacker may be given."""
+    return any(isinstance(module, _BatchNorm) for module in model.modules())
+
+
 #: Jacobians of clients' updates, by the client's number, whether gradients are summed, and whether there is noise.
 Jacobians = dict[tuple[int, bool, bool], NetworkJacobian]
 
@@ -100,8 +105,7 @@ def update_bound(
     """
     if settings.client.local_steps is not None or settings.client.n_clients > 1:
         raise ConfigError("the information is computed for clients that release one gradient each")
-    normed = any(isinstance(module, _BatchNorm) for module in client.model.modules())
-    if settings.knowledge.batch_norm == "batch" and normed:
+    if settings.knowledge.batch_norm == "batch" and has_batch_norm(client.model):
         raise ConfigError(MORE_THAN_THE_UPDATE)
     defense = settings.defense or Defense()
     std = _known_std(defense, len(batch.images))

@@ -75,7 +75,7 @@ def test_the_noise_of_each_cell_is_its_own(bounded: RunFolder, monkeypatch: pyte
     public = SimpleNamespace(pixels=lambda: torch.rand(9, 1, 1, 2, generator=torch.Generator().manual_seed(0)))
     monkeypatch.setattr(run, "_informations", squares)
     monkeypatch.setattr(run, "victim_data", lambda _: SimpleNamespace(public=public, image_shape=(1, 1, 2)))
-    target = SimpleNamespace(model=torch.nn.Linear(2, 2))
+    target = SimpleNamespace(model=torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)))
     target.trained = lambda _: target
     monkeypatch.setattr(run, "find_target", lambda *_: target)
     monkeypatch.setattr(run, "sent_out", lambda _, model, __: Backbone(MLP((1, 1, 2), (2,)), 2, ONE_CHANNEL))
@@ -95,7 +95,16 @@ def test_the_noise_of_each_cell_is_its_own(bounded: RunFolder, monkeypatch: pyte
     # attackers with the statistics of the batch know more than the update tells
     bounded.bounds.unlink()
     write_bounds([cell(places[0], defenses[0], batch_norm="batch")], bounded)
-    assert json.loads(bounded.bounds.read_text()) == {places[0]: {"reason": bound.MORE_THAN_THE_UPDATE}}
+    refused = {places[0]: {"reason": bound.MORE_THAN_THE_UPDATE}}
+    assert json.loads(bounded.bounds.read_text()) == refused
+    # but of a network without BatchNorm they have none, though earlier files say so
+    told = cell(places[0], defenses[0], batch_norm="batch")
+    assert not run.has_other_bounds([told], bounded, BoundSettings())
+    target.model = target.model[0]
+    assert run.has_other_bounds([told], bounded, BoundSettings())
+    write_bounds([told], bounded)
+    assert json.loads(bounded.bounds.read_text()) == {places[0]: found[places[0]]}
+    assert not run.has_other_bounds([told], bounded, BoundSettings())
 
 
 def test_no_noise_bound_for_unbiased_attacks_where_a_batch_leaves_a_direction_open() -> None:

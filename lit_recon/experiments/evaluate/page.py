@@ -22,6 +22,7 @@ from lit_recon.experiments.evaluate.tables import (
     other_tables,
     utility_table,
 )
+from lit_recon.experiments.update_attack.bound import MORE_THAN_THE_UPDATE
 from lit_recon.io.files import write_bytes, write_text
 from lit_recon.reporting.pages import Page, Panel, Picture
 from lit_recon.reporting.plots import COLOURS, MARKS, Plot, Series, draw
@@ -156,9 +157,7 @@ def bound_panels(evaluation: Evaluation) -> list[Panel]:
     asked = [cell for cell in evaluation.attacked if cell.bound]
     if not asked:
         return []
-    reasons, missing = (_reasons(evaluation, asked, key) for key in ("reason", "not_computed"))
-    notes = [f"No bound above 0 for {reasons}."] if reasons else []
-    notes += [f"Not computed for {missing}."] if missing else []
+    notes = [f"{words} for {why}." for words in _MISSING if (why := _reasons(evaluation, asked, words))]
     first = {clients for cell in asked if isinstance(clients := cell.bound.get("clients"), int)}
     notes += [f"From the information in the updates of the first {max(first)} clients alone."] if first else []
     return [
@@ -182,13 +181,27 @@ def bound_panels(evaluation: Evaluation) -> list[Panel]:
     ]
 
 
-def _reasons(evaluation: Evaluation, cells: Sequence[CellResult], key: str) -> str:
-    """The defenses whose cells have a reason under this key, by reason."""
-    why: dict[str, list[str]] = {}
+#: Ways in which cells have no bound.
+_MISSING = ("No bound above 0", "No bound", "Not computed")
+
+
+def _missing(cell: CellResult) -> tuple[str, str]:
+    """The way of `_MISSING` in which a cell has no bound, and the reason; empty if it has one."""
+    if "not_computed" in cell.bound:
+        return "Not computed", str(cell.bound["not_computed"])
+    reason = str(cell.bound.get("reason", ""))
+    return ("No bound" if reason == MORE_THAN_THE_UPDATE else "No bound above 0" if reason else ""), reason
+
+
+def _reasons(evaluation: Evaluation, cells: Sequence[CellResult], words: str) -> str:
+    """The defenses, or single cells of those whose cells differ, that have no bound in this way, by reason."""
+    why: dict[str, dict[str, None]] = {}
     for cell in cells:
-        if key in cell.bound:
-            titles = why.setdefault(str(cell.bound[key]), [])
-            titles += [title] if (title := evaluation.title(cell.defense, cell.strength)) not in titles else []
+        way, reason = own = _missing(cell)
+        if way == words:
+            level = cell.defense, cell.strength
+            alike = all(_missing(other) == own for other in cells if (other.defense, other.strength) == level)
+            why.setdefault(reason, {})[evaluation.title(*level) if alike else evaluation.cell_title(cell)] = None
     return "; ".join(f"{', '.join(titles)}: {reason}" for reason, titles in why.items())
 
 

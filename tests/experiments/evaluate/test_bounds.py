@@ -121,6 +121,22 @@ def test_attacked_errors_stand_beside_their_bounds_and_reasons_below(bounded: Ru
     assert panel.note == f"No bound above 0 for no defense: {WHY}."
 
 
+def test_cells_are_named_where_those_of_a_defense_differ(bounded: RunFolder) -> None:
+    grid, bounds = (json.loads(path.read_text()) for path in (bounded.grid, bounded.bounds))
+    informed = [{**entry, "attack": "far", "folder": f"{entry['folder']}-far"} for entry in grid["cells"]]
+    grid |= {"cells": grid["cells"] + informed, "attacks": {"near": "Near", "far": "Far"}, "batch_statistics": ["far"]}
+    reasons = [{"reason": WHY}, {"reason": bound.MORE_THAN_THE_UPDATE}, {"not_computed": "it would take long"}]
+    bounds |= {entry["folder"]: reason for entry, reason in zip(informed, reasons, strict=True)}
+    bounded.grid.write_text(json.dumps(grid))
+    bounded.bounds.write_text(json.dumps(bounds))
+    (panel,) = bound_panels(Evaluation.read(bounded))
+    assert panel.note == (
+        f"No bound above 0 for no defense: {WHY}. "
+        f"No bound for noise 0.1, Far, knows batch statistics, batch 2: {bound.MORE_THAN_THE_UPDATE}. "
+        "Not computed for noise 1, Far, knows batch statistics, batch 2: it would take long."
+    )
+
+
 def test_page_table_and_record_hold_the_bounds(bounded: RunFolder) -> None:
     assert "Lower bounds on the error" in build_evaluation(bounded.path).read_text()
     rows = list(csv.DictReader(bounded.table.read_text().splitlines()))

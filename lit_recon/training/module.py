@@ -252,12 +252,12 @@ class LastCheckpoint(Checkpoint):
         if (processes := state_dict.get("processes", self.processes)) != self.processes:
             raise ConfigError(
                 f"{self.path} is of a training in {processes} processes, here in {self.processes}, which would divide "
-                f"its epochs and steps otherwise: start {processes}, or start again with --overwrite true"
+                f"its epochs and steps otherwise: start {processes}, or delete {self.path} to start over"
             )
         if (before := state_dict["split_hash"]) != self.split_hash:
             raise ConfigError(
                 f"{self.path} is of a training on other data (hash {before}, here {self.split_hash}), of which a file "
-                "has changed since: put the former data back, or start again with --overwrite true"
+                f"has changed since: put the former data back, or delete {self.path} to start over"
             )
 
     def on_train_batch_end(

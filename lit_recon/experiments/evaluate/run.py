@@ -100,11 +100,15 @@ def _outdated(cells: Sequence[GridCell], folder: RunFolder, large: BoundSettings
     found = {}
     for cell in cells:
         bound = stored.get(cell.folder, {})
-        # earlier files refuse some networks without BatchNorm
-        refused = bound.get("reason") == MORE_THAN_THE_UPDATE
-        built = AttackSettings(**cell.built(folder.path)) if refused else None
-        if _is_outdated(bound, large) or (built and not _tells_statistics(cell, built, shared)):
+        if _is_outdated(bound, large):
             found[cell.folder] = bound
+        elif find_setting(cell.settings, "knowledge.batch_norm") == "batch":
+            refused = bound.get("reason") == MORE_THAN_THE_UPDATE
+            if refused or "rmse" in bound:
+                # earlier files refuse some networks without BatchNorm, or have bounds of those with it
+                settings = AttackSettings(**cell.built(folder.path))
+                if refused != _tells_statistics(cell, settings, shared):
+                    found[cell.folder] = bound
     return found
 
 
@@ -132,7 +136,8 @@ def _is_outdated(bound: Mapping[str, Any], large: BoundSettings) -> bool:
 
 def has_other_bounds(cells: Sequence[GridCell], folder: RunFolder, large: BoundSettings) -> bool:
     """Whether these settings may find bounds that a finished grid lacks, such as in more minutes, or other ones."""
-    return any(bound.get("settings") != asdict(large) for bound in _outdated(cells, folder, large).values())
+    outdated = _outdated(cells, folder, large).values()
+    return any("not_computed" not in bound or bound.get("settings") != asdict(large) for bound in outdated)
 
 
 def _line(error: Exception) -> str:

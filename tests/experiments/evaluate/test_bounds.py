@@ -100,6 +100,10 @@ def test_the_noise_of_each_cell_is_its_own(bounded: RunFolder, monkeypatch: pyte
     # but of a network without BatchNorm they have none, though earlier files say so
     told = cell(places[0], defenses[0], batch_norm="batch")
     assert not run.has_other_bounds([told], bounded, BoundSettings())
+    bounded.bounds.write_text(json.dumps({places[0]: found[places[0]]}))
+    assert run.has_other_bounds([told], bounded, BoundSettings())  # of a release that did not know
+    write_bounds([told], bounded)
+    assert json.loads(bounded.bounds.read_text()) == refused
     target.model = target.model[0]
     assert run.has_other_bounds([told], bounded, BoundSettings())
     write_bounds([told], bounded)
@@ -265,6 +269,12 @@ def test_bounds_of_earlier_releases_are_those_of_the_clients_that_they_name(cell
     bounded.bounds.write_text(json.dumps({cell.folder: {"rmse": 0.2, "unbiased_rmse": 0.3, "clients": 2}}))
     found = [command.has_other_bounds([cell], bounded, BoundSettings(clients=clients)) for clients in (0, 1, 2)]
     assert found == [False, True, True]  # they are means of the two clients' bounds
+    large = BoundSettings(clients=2)
+    stored = {"rmse": 0.2, "unbiased_rmse": 0.3, "clients": 2, "settings": asdict(large)}
+    bounded.bounds.write_text(json.dumps({cell.folder: stored}))
+    assert command.has_other_bounds([cell], bounded, large)
+    bounded.bounds.write_text(json.dumps({cell.folder: {**stored, "applies_to": "every attack"}}))
+    assert not command.has_other_bounds([cell], bounded, large)
     bounded.bounds.write_text(json.dumps({cell.folder: {"rmse": 0.2, "unbiased_rmse": 0.3, "clients": 1}}))
     assert not command.has_other_bounds([cell], bounded, BoundSettings(clients=1))
 

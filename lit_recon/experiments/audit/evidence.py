@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from lit_recon.clients.local_steps import spacing
 from lit_recon.clients.record import RecordedUpdate
 from lit_recon.errors import ConfigError, ShapeError
 
@@ -89,7 +90,7 @@ def read_evidence(model: nn.Module, update: RecordedUpdate) -> Evidence:
                 "by the client. The attacker treats them as unknown.",
             )
         )
-    precision = _precision(own)
+    precision = lowest_precision(own)
     if precision in _HALF:
         text = f"All values were rounded to {_HALF[precision]}."
         findings.append(Finding("found", f"{text} Exact reconstructions need more digits; the rest still holds."))
@@ -170,12 +171,18 @@ def _prefix(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str 
     return None
 
 
-def _precision(sent: Mapping[str, Tensor]) -> torch.dtype:
+def lowest_precision(values: Mapping[str, Tensor]) -> torch.dtype:
     """The lowest precision that has all values."""
     for dtype in (*_HALF, torch.float32):
-        if all(torch.equal(value.to(dtype).to(value.dtype), value) for value in sent.values()):
+        if all(torch.equal(value.to(dtype).to(value.dtype), value) for value in values.values()):
             return dtype
     return torch.float64
+
+
+def spacing_in(values: Tensor, precision: torch.dtype) -> Tensor:
+    """The distance between numbers of a precision at the values; 0 at 0."""
+    own = spacing(values) * (torch.finfo(precision).eps / torch.finfo(values.dtype).eps)
+    return torch.where(values == 0, 0.0, own)
 
 
 def listed(names: Iterable[str]) -> str:

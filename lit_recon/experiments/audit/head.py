@@ -15,9 +15,9 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
 
 from lit_recon.attacks.updates.labels.head import HeadGradient, probe_inputs
-from lit_recon.clients.local_steps import path_length, spacing
+from lit_recon.clients.local_steps import path_length
 from lit_recon.clients.record import Circumstances, Sent
-from lit_recon.experiments.audit.evidence import Finding
+from lit_recon.experiments.audit.evidence import Finding, spacing_in
 from lit_recon.records import BatchNormMode, Observation
 
 #: Cosine between the sums of the head's columns and those of its weights above which they are weight decay.
@@ -60,20 +60,14 @@ class RoundingErrors(NamedTuple):
         def error(gradient: Tensor, weight: Tensor) -> float:
             every = torch.zeros_like(gradient)
             if form != "weights":
-                every += _distance(gradient, precision).clamp_min(sent.smallest_normal * sent.eps / unit)
+                every += spacing_in(gradient, precision).clamp_min(sent.smallest_normal * sent.eps / unit)
             if form != "gradient":
-                every += known.steps / unit * _distance(weight, of_weights)
+                every += known.steps / unit * spacing_in(weight, of_weights)
             return 0.5 * float(every.square().mean().sqrt())
 
         entry, (rows, columns) = error(head.weight_gradient, head.weight), head.weight.shape
         largest = entry * (math.sqrt(rows) + math.sqrt(columns))
         return cls(largest, 2 * entry * math.sqrt(rows * columns), error(head.bias_gradient, head.bias))
-
-
-def _distance(values: Tensor, precision: torch.dtype) -> Tensor:
-    """The distance between numbers of a precision at the values; 0 at 0."""
-    own = spacing(values) * (torch.finfo(precision).eps / torch.finfo(values.dtype).eps)
-    return torch.where(values == 0, 0.0, own)
 
 
 def held_decay(known: Circumstances, form: Sent) -> float:

@@ -12,7 +12,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from lit_recon.clients.record import Circumstances, Sent
 from lit_recon.defenses import Defense
-from lit_recon.experiments.audit.evidence import Evidence, Finding, listed
+from lit_recon.experiments.audit.evidence import Evidence, Finding, listed, lowest_precision, spacing_in
 from lit_recon.models.classifiers.foreign import PublicModel
 from lit_recon.records import BatchStatistics, LayerStatistics
 from lit_recon.solving import least_squares
@@ -28,6 +28,9 @@ _LEAST, _LARGEST = 0.06, 0.45
 _FORGOTTEN = 0.05
 #: How far means may lie outside [0, 1].
 _OUTSIDE = 0.1
+#: Errors of rounding above which statistics of the batch are not known: of means in standard deviations of the layer's
+#: inputs, of variances relative to them.
+_BLURRED = 0.01
 _MODES = {"train": "the statistics of the batch", "eval": "its running statistics"}
 
 
@@ -53,7 +56,10 @@ def batch_norm_facts(public: PublicModel, evidence: Evidence, form: Sent, known:
             f"No statistics of BatchNorm were sent; the client is taken to have used {_MODES[_mode(known)]}, {claim}."
         )
         return BatchNormFacts(None, known, [Finding("found", text)])
-    moved = {name for name, new in after.items() if not torch.equal(new["running_mean"], _before(evidence, name))}
+    # a difference is rounded at its own size, and is zero where nothing moved
+    running = {f"{name} {part}": new[part] for name, new in after.items() for part in ("running_mean", "running_var")}
+    precision = lowest_precision(running) if form == "weights" else torch.float32
+    moved = {name for name, new in after.items() if _moved(_before(evidence, name), new["running_mean"], precision)}
     mode: Any = "train" if moved else "eval"
     if known.batch_norm not in (None, mode):
         text = (
@@ -86,11 +92,19 @@ def batch_norm_facts(public: PublicModel, evidence: Evidence, form: Sent, known:
     if known.steps > 1 or len(after) < len(layers) or cumulative:
         text = "The statistics of BatchNorm moved; those of a single batch do not follow from them."
         return BatchNormFacts(None, known, [*findings, Finding("found", text)])
+    statistics = _of_batch(public, evidence, layers, after, known.batch_size or 1)
+    errors = {name: _error(layers[name], after[name], found, precision) for name, found in statistics.items()}
+    blurred = [name for name, error in errors.items() if error > _BLURRED]
+    if blurred:
+        text = (
+            f"The statistics of BatchNorm moved, but those of the batch do not follow in {listed(blurred)}, so few "
+            "digits did rounding leave: the attacks are given none."
+        )
+        return BatchNormFacts(None, known, [*findings, Finding("found", text)])
     text = (
         "The statistics of BatchNorm were sent: with them the attacker knows mean and variance of the client's batch "
         "at every layer."
     )
-    statistics = _of_batch(public, evidence, layers, after, known.batch_size or 1)
     return BatchNormFacts(statistics, known, [*findings, Finding("found", text)])
 
 
@@ -220,6 +234,30 @@ def _of_batch(
         own = layer.running_mean if layer.running_mean is not None else mean
         found[name] = LayerStatistics(mean.to(own.dtype), (var.clamp_min(0) * (count - 1) / count).to(own.dtype))
     return found
+
+
+def _rounding(values: Tensor, precision: torch.dtype) -> Tensor:
+    """The largest errors of rounding to a precision."""
+    kind = torch.finfo(precision)
+    return 0.5 * spacing_in(values, precision).clamp_min(kind.smallest_normal * kind.eps)
+
+
+def _moved(before: Tensor, after: Tensor, precision: torch.dtype) -> bool:
+    """Whether values changed by more than rounding to the precision of what was sent changes them."""
+    return bool(((after - before).abs() > _rounding(before, precision)).any())
+
+
+def _error(layer: _BatchNorm, after: dict[str, Tensor], found: LayerStatistics, precision: torch.dtype) -> float:
+    """How large errors of the batch's statistics may be for the rounding of the running ones, which momentum enlarges.
+
+    Returns:
+        That of the means in standard deviations, or that of the variances in variances, whichever is larger.
+    """
+    mean, var = (
+        _rounding(after[part], precision) / float(layer.momentum or 1) for part in ("running_mean", "running_var")
+    )
+    own = found.var + layer.eps
+    return float(torch.maximum(mean.norm() / own.sum().sqrt(), var.norm() / own.norm()))
 
 
 class _Call(NamedTuple):

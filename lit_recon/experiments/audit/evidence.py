@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_recon.clients.local_steps import spacing
-from lit_recon.clients.record import RecordedUpdate
+from lit_recon.clients.record import RecordedUpdate, Sent
 from lit_recon.errors import ConfigError, ShapeError
 
 #: `fits`: what was claimed and what was found agree; `found`: it was worked out; `doubt`: it does not agree; `open`: it
@@ -177,6 +177,18 @@ def lowest_precision(values: Mapping[str, Tensor]) -> torch.dtype:
         if all(torch.equal(value.to(dtype).to(value.dtype), value) for value in values.values()):
             return dtype
     return torch.float64
+
+
+def weights_precision(evidence: Evidence, form: Sent) -> torch.dtype:
+    """The precision of the weights that the client trained, which a difference of them need not have."""
+    if form == "weights" or evidence.precision is torch.float64:
+        return evidence.precision
+    before = {name: evidence.before[name] for name in evidence.sent}
+    held = lowest_precision(before)
+    # a server may round what it sends to clients who train in single precision
+    after = torch.cat([(before[name].double() - value)[value != 0] for name, value in evidence.sent.items()])
+    kept = float((after.to(held).double() == after).double().mean())
+    return held if held in _HALF and kept > 0.5 else torch.float32
 
 
 def spacing_in(values: Tensor, precision: torch.dtype) -> Tensor:

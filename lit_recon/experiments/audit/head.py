@@ -51,11 +51,11 @@ class RoundingErrors(NamedTuple):
     of_bias: float
 
     @classmethod
-    def of(cls, head: HeadGradient, known: Circumstances, form: Sent, precision: torch.dtype) -> RoundingErrors:
+    def of(
+        cls, head: HeadGradient, known: Circumstances, form: Sent, precision: torch.dtype, of_weights: torch.dtype
+    ) -> RoundingErrors:
         """From half the distance of neighboring numbers: at what was sent, and at the weights whose change it is."""
         sent, unit = torch.finfo(precision), unit_of(known, form)
-        # a difference may be of weights in single precision, however it was rounded itself
-        of_weights = precision if form == "weights" or precision is torch.float64 else torch.float32
 
         def error(gradient: Tensor, weight: Tensor) -> float:
             every = torch.zeros_like(gradient)

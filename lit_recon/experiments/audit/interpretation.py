@@ -17,7 +17,7 @@ from lit_recon.clients.record import Circumstances, Sent
 from lit_recon.defenses import Defense, GradientDropout, Stage
 from lit_recon.defenses.vectors import flatten
 from lit_recon.errors import ConfigError, LitReconError
-from lit_recon.experiments.audit.evidence import Evidence, Finding, without_frozen
+from lit_recon.experiments.audit.evidence import Evidence, Finding, weights_precision, without_frozen
 from lit_recon.experiments.audit.head import RoundingErrors, decay_of, held_decay, scale_of, unit_of
 from lit_recon.experiments.audit.optimizer import is_reversed, optimizer_facts
 from lit_recon.experiments.audit.statistics import batch_norm_facts, dropout_finding, normalization_finding
@@ -60,6 +60,7 @@ class Interpretation:
         findings: what was checked, for the report.
         scaled: the scale of `update` follows from what was given; otherwise it is estimated or unknown.
         precision: of what was sent, see `Evidence`.
+        of_weights: precision of the weights that the client trained.
         frozen: parameters that were sent and did not change.
     """
 
@@ -72,6 +73,7 @@ class Interpretation:
     findings: tuple[Finding, ...]
     scaled: bool = True
     precision: torch.dtype = torch.float32
+    of_weights: torch.dtype = torch.float32
     frozen: tuple[str, ...] = ()
 
     def observation(
@@ -166,9 +168,8 @@ def interpret(
     simulated, scattered = _hidden(update, {} if form == "gradient" else change, evidence, findings)
     scaled = form == "gradient" or known.lr is not None
     frozen = tuple(name for name in change if name not in evidence.sent)
-    found = Interpretation(
-        form, update, known, statistics, simulated, scattered, (), scaled, evidence.precision, frozen
-    )
+    precisions = evidence.precision, weights_precision(evidence, form)
+    found = Interpretation(form, update, known, statistics, simulated, scattered, (), scaled, *precisions, frozen)
     if altered:
         named = "" if claimed or form == "weights" else " Give form if it is a gradient: it is taken for a difference."
         what = (
@@ -329,7 +330,7 @@ def _from_head(found: Interpretation, public: PublicModel, head: HeadGradient, c
     known, masked, update = found.known, found.simulated is not None, found.update
     n, form = known.batch_size or 1, found.form
     given = scaled = found.scaled
-    errors = RoundingErrors.of(head, known, form, found.precision)
+    errors = RoundingErrors.of(head, known, form, found.precision, found.of_weights)
     decay, findings = decay_of(head, known, form, masked, given, errors)
     if decay:
         update = _without_decay(update, dict(public.model.named_parameters()), decay)

@@ -12,7 +12,14 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from lit_recon.clients.record import Circumstances, Sent
 from lit_recon.defenses import Defense
-from lit_recon.experiments.audit.evidence import Evidence, Finding, listed, lowest_precision, spacing_in
+from lit_recon.experiments.audit.evidence import (
+    Evidence,
+    Finding,
+    listed,
+    lowest_precision,
+    spacing_in,
+    weights_precision,
+)
 from lit_recon.models.classifiers.foreign import PublicModel
 from lit_recon.records import BatchStatistics, LayerStatistics
 from lit_recon.solving import least_squares
@@ -56,9 +63,8 @@ def batch_norm_facts(public: PublicModel, evidence: Evidence, form: Sent, known:
             f"No statistics of BatchNorm were sent; the client is taken to have used {_MODES[_mode(known)]}, {claim}."
         )
         return BatchNormFacts(None, known, [Finding("found", text)])
-    # a difference is rounded at its own size, and is zero where nothing moved
     running = {f"{name} {part}": new[part] for name, new in after.items() for part in ("running_mean", "running_var")}
-    precision = lowest_precision(running) if form == "weights" else torch.float32
+    precision = lowest_precision(running) if form == "weights" else weights_precision(evidence, form)
     moved = {name for name, new in after.items() if _moved(_before(evidence, name), new["running_mean"], precision)}
     mode: Any = "train" if moved else "eval"
     if known.batch_norm not in (None, mode):

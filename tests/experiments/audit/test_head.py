@@ -89,6 +89,35 @@ def test_rounding_to_half_precision_is_no_noise(dtype: torch.dtype, n: int, size
     assert doubts(found) == []
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+def test_differences_of_weights_in_half_precision_are_no_noise(dtype: torch.dtype, sign: int) -> None:
+    """A difference has more digits than the weights whose rounding is in it."""
+    model = mlp().to(dtype)
+    after = copy.deepcopy(model)
+    nn.functional.cross_entropy(after(((images(4) - 0.5) / 0.25).to(dtype)), labels(4)).backward()
+    torch.optim.SGD(after.parameters(), lr=0.1).step()
+    state = after.state_dict()
+    sent = {name: sign * (value - state[name]) for name, value in model.state_dict().items()}
+    found = interpreted(mlp(), Recorder(model, batch_size=4, lr=0.1).record(sent, form="difference"))
+    assert len(doubts(found)) == (sign < 0)
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+def test_noise_on_a_difference_of_weights_that_a_server_rounded_is_noticed(dtype: torch.dtype) -> None:
+    """The client trains in single precision, whatever the precision of the weights that it received."""
+    received = mlp()
+    received.load_state_dict({name: value.to(dtype) for name, value in received.state_dict().items()})
+    state = trained(received, 4).state_dict()
+    noise = torch.Generator().manual_seed(0)
+    sent = {
+        name: value - state[name] + 1e-4 * torch.randn(value.shape, generator=noise)
+        for name, value in received.state_dict().items()
+    }
+    found = interpreted(received, Recorder(received, batch_size=4, lr=0.1).record(sent, form="difference"))
+    assert any("has rank 10, but 4 images" in text for text in doubts(found))
+
+
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 def test_more_images_than_claimed_are_noticed_in_half_precision(dtype: torch.dtype) -> None:
     recorded = replace(update(mlp(), 6, {"batch_size": 2}), sent=halved(gradient(mlp(), 6), dtype), form="gradient")

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from lit_recon.bounds.fisher import Jacobian, ReleasedInformation
 
 Buffers = Mapping[str, Tensor]
+#: Relative difference, by rounding in single precision, of entries that were cut off at the same value.
+TIED = 1e-5
 
 
 class Stage(IntEnum):
@@ -299,9 +301,11 @@ class Chain(Defense):
         return candidate
 
     def censored(self, observed: Update) -> Update:
-        masks = super().censored(observed)
-        for defense in self.defenses:
-            masks = {name: masks[name] | mask for name, mask in defense.censored(observed).items()}
+        masks, shown = super().censored(observed), observed
+        for defense in reversed(self.defenses):
+            masks = {name: masks[name] | mask for name, mask in defense.censored(shown).items()}
+            if Stage.UPDATE in defense.stages:
+                shown = _beyond_limits(observed)  # what acted before may have been scaled: limits are other ones
         return masks
 
     def largest_hidden(self, observed: Update) -> dict[str, float]:
@@ -357,6 +361,20 @@ class Chain(Defense):
 
     def without_noise(self) -> Defense:
         return Chain([defense.without_noise() for defense in self.defenses])
+
+
+def _beyond_limits(update: Update) -> Update:
+    """Entries that tie at the largest magnitude, enlarged beyond every finite limit, others 0; as it is without ties.
+
+    Entries that were cut off at one value still tie after any scaling of the update.
+    """
+    largest = max((value.abs().max() for value in update.values() if value.dim() and value.numel()), default=None)
+    if largest is None or not 0 < largest < math.inf:
+        return update
+    tied = {name: (value.abs() >= largest * (1 - TIED)) & (value.dim() > 0) for name, value in update.items()}
+    if sum(int(mask.sum()) for mask in tied.values()) < 2:
+        return update
+    return {name: mask.to(update[name].dtype) * torch.finfo(update[name].dtype).max for name, mask in tied.items()}
 
 
 def _remedy(acting: Sequence[Defense]) -> str:

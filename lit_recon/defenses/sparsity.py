@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor, nn
 
-from lit_recon.defenses.base import Defense, Round, checked, positive
+from lit_recon.defenses.base import TIED, Defense, Round, checked, positive
 from lit_recon.defenses.vectors import entrywise, flatten, unflatten, uniform_like, where_observed
 from lit_recon.errors import ConfigError
 from lit_recon.records import BatchNormMode, Update
@@ -252,7 +252,7 @@ class PercentilePrivacy(SparseUpdate):
         return
 
     def censored(self, observed: Update) -> Update:
-        limit = self.gamma / self.lr
+        limit = self.gamma / self.lr * (1 - TIED)  # means of equal entries and quotients are rounded
         return {name: (value.abs() >= limit) & (value.dim() > 0) for name, value in observed.items()}
 
     def largest_hidden(self, observed: Update) -> dict[str, float]:

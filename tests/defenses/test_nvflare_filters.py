@@ -14,14 +14,18 @@ from lit_recon.defenses import (
     Chain,
     Defense,
     ExcludedVariables,
+    GradientClipping,
+    GradientDropout,
+    GradientPruning,
     LaplaceNoise,
     PercentilePrivacy,
     Round,
     SVTPrivacy,
 )
 from lit_recon.defenses import noise as with_noise
+from lit_recon.defenses.averaged import AveragedDefense
 from lit_recon.defenses.noise import _first_passes, _log_waiting
-from lit_recon.defenses.vectors import flatten
+from lit_recon.defenses.vectors import flatten, mean_update
 from lit_recon.errors import ConfigError
 from lit_recon.models import Backbone
 from lit_recon.records import Noise, Update
@@ -96,6 +100,41 @@ def test_censored_entries_in_single_precision(round_: Round, generator: torch.Ge
     defense = PercentilePrivacy(gamma=0.01, lr=0.03)
     released = defense.transform_update(update, round_, generator)
     assert torch.equal(defense.censored(released)["a"], update["a"].abs() >= 0.01 / 0.03)
+
+
+@pytest.mark.parametrize("clients", [3, 7])
+def test_entries_that_all_clients_cut_off_are_seen_in_their_mean(round_: Round, clients: int) -> None:
+    defense = PercentilePrivacy(gamma=0.01)
+    update = {"a": torch.tensor([[5.0, -3.0, 0.002]])}
+    mean = mean_update([defense.transform_update(update, round_, torch.Generator())] * clients)
+    if clients == 7:
+        assert float(mean["a"].max()) < 0.01  # rounded
+    assert AveragedDefense(defense, clients).censored(mean)["a"].tolist() == [[True, True, False]]
+
+
+@pytest.mark.parametrize(
+    "later", [[GradientClipping(0.01)], [GradientDropout(0.5)], [Chain([GradientClipping(0.01)]), GradientPruning(0.3)]]
+)
+@pytest.mark.parametrize("clients", [1, 7])
+def test_entries_cut_off_before_a_scaling_tie_at_the_largest_magnitude(
+    round_: Round, generator: torch.Generator, later: list[Defense], clients: int
+) -> None:
+    values = 0.02 * torch.randn(40, 40, generator=generator)
+    update = {"a": values, "b": values[:1] / 4, "scalar": torch.tensor(3.0)}  # of which the last passes the filter
+    defense = Chain([PercentilePrivacy(gamma=0.01), *later])
+    release = defense.transform_update(update, round_, generator)
+    found = AveragedDefense(defense, clients).censored(mean_update([release] * clients))
+    for name in ("a", "b"):
+        assert torch.equal(found[name], (update[name].abs() >= 0.01) & (release[name] != 0))
+    assert found["a"].any()
+    assert not found["scalar"]
+
+
+def test_without_a_tie_the_limit_of_the_filter_counts(round_: Round, generator: torch.Generator) -> None:
+    defense = Chain([PercentilePrivacy(gamma=0.01), GradientClipping(10.0)])
+    release = defense.transform_update({"a": torch.tensor([0.02, 0.003, 0.001])}, round_, generator)
+    assert defense.censored(release)["a"].tolist() == [True, False, False]
+    assert not defense.censored({"a": torch.zeros(3)})["a"].any()
 
 
 def svt_shared(

@@ -56,6 +56,8 @@ class MixUp(Defense):
 
 
 _MASK = "dropout_mask"
+#: Chance of no zero column below which chance does not explain it; above, the expectations hardly differ from 1.
+_BY_CHANCE = 0.01
 
 
 class NetworkDropout(Defense):
@@ -68,7 +70,8 @@ class NetworkDropout(Defense):
     `prepare` adds a mask buffer to the layers, all ones for evaluation and for attackers who do not know the defense.
     One who does takes the mask from the layer's gradient: a zero column belongs to an input that no example used. For
     one example that is the whole mask; for `n` the other inputs are set to their expectation, `1 / (1 - rate^n)`.
-    Without the layer's gradient all are set to theirs, 1.
+    Without the layer's gradient all are set to theirs, 1; so they are where no column is zero though nearly every
+    release has one, because noise of another defense hides the mask.
 
     Args:
         rate: probability that an input is dropped, in [0, 0.999].
@@ -122,8 +125,10 @@ class NetworkDropout(Defense):
         for name in self.layers:
             gradient = observed[f"{name}.weight"]
             used = (gradient != 0).any(dim=0, keepdim=True)
-            # a gradient that was not released tells of no input
-            masks[f"{name}.{_MASK}"] = torch.where(used.any(), used.to(gradient.dtype) * expectation, 1.0)
+            # a gradient that was not released tells of no input, nor does one without the zeros that dropout leaves
+            zeros_hidden = (1 - self.rate**n_examples) ** used.shape[1] < _BY_CHANCE
+            told = used.any() & ~used.all() if zeros_hidden else used.any()
+            masks[f"{name}.{_MASK}"] = torch.where(told, used.to(gradient.dtype) * expectation, 1.0)
         return {**buffers, **masks}
 
     def require_shares(self) -> None:

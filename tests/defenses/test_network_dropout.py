@@ -9,7 +9,15 @@ import pytest
 import torch
 from torch import nn
 
-from lit_recon.defenses import Batch, BatchGradient, Chain, ExcludedVariables, NetworkDropout, defended_gradient
+from lit_recon.defenses import (
+    Batch,
+    BatchGradient,
+    Chain,
+    ExcludedVariables,
+    GaussianNoise,
+    NetworkDropout,
+    defended_gradient,
+)
 from lit_recon.errors import ConfigError, UnsupportedModelError
 from lit_recon.models import Backbone
 
@@ -124,6 +132,23 @@ def test_a_gradient_that_was_not_released_tells_of_no_input(
     stacked = {name: value.expand(2, *value.shape) for name, value in released.items()}
     mapped = torch.func.vmap(lambda seen: defense.simulate_buffers(buffers, seen, n)["head.dropout_mask"])(stacked)
     torch.testing.assert_close(mapped, buffers["head.dropout_mask"].expand(2, 1, 54))
+
+
+def test_noise_hides_the_mask(
+    model: Backbone, gradient_of: GradientOf, batch: Batch, generator: torch.Generator
+) -> None:
+    chain = Chain([NetworkDropout(0.5), GaussianNoise(1e-4)])
+    prepared = chain.prepare(model)
+    released = defended_gradient(chain, prepared, gradient_of(prepared), batch.examples(0, 1), generator)
+    buffers = dict(prepared.named_buffers())
+    torch.testing.assert_close(chain.simulate_buffers(buffers, released, 1), buffers)
+
+
+def test_rates_that_often_drop_no_input_leave_the_mask_exact(model: Backbone) -> None:
+    defense = NetworkDropout(0.05)
+    buffers = dict(defense.prepare(model).named_buffers())
+    found = defense.simulate_buffers(buffers, {"head.weight": torch.ones(5, 54)}, 1)
+    torch.testing.assert_close(found["head.dropout_mask"], torch.full((1, 54), 1 / 0.95))
 
 
 def test_unknown_and_repeated_layers_are_refused(model: Backbone) -> None:

@@ -24,6 +24,7 @@ from lit_recon.reporting.writing import LossCurve, Scalar, VictimRow
 _REMEDY = "restore the file or repeat the run"
 _IDENTITY = ("batch", "id", "label", "recovered_label")
 _FORMAT = ("name", "higher_is_better", "decimals", "unit")
+_LIMITS = ("low", "high")  # written where there are any
 _CERTIFIED = {"true": True, "false": False, "": None}
 _CURVE = ("batch", "restart", "step", "loss")
 
@@ -49,7 +50,10 @@ def read_measures(path: Path) -> dict[str, Measure]:
     """How the run's metrics are printed, by key; empty for runs of earlier releases."""
     try:
         stated = read_json(path).get("formats", {}).items()
-        return {str(key): Measure(str(key), **{name: own[name] for name in _FORMAT}) for key, own in stated}
+        return {
+            str(key): Measure(str(key), **{n: own[n] for n in _FORMAT}, **{n: own[n] for n in _LIMITS if n in own})
+            for key, own in stated
+        }
     except (AttributeError, KeyError, TypeError) as error:
         raise _corrupt(path, f"must hold {', '.join(_FORMAT)} of every metric under formats") from error
 

@@ -14,6 +14,7 @@ from lit_recon.reporting.wording import (
     MISSING,
     closer_than_public,
     duration,
+    format_interval,
     format_printed,
     format_score,
     measure_of,
@@ -132,12 +133,7 @@ def _summary_row(record: RunRecord, key: str, printed: Mapping[str, object]) -> 
 
 def _interval(record: RunRecord, measure: Measure) -> str:
     low, high = (record.number(f"{measure.key}_{end}") for end in ("low", "high"))
-    if low is None or high is None:
-        return ""
-    values = (row.scores.get(measure.key) for row in record.victims)
-    if measure.higher_is_better is False and all(value is None or value >= 0 for value in values):
-        low = max(low, 0.0)  # with few batches the symmetric interval of an error may begin below zero
-    return f"{format_score(measure, low, unit=False)} to {format_score(measure, high, unit=False)}"
+    return format_interval(measure, low, high, (row.scores.get(measure.key) for row in record.victims))
 
 
 def _reason(record: RunRecord, key: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from lit_recon.measures import MEASURES, Measure
@@ -38,6 +38,27 @@ def format_score(metric: str | Measure, value: float | None, unit: bool = True) 
     if shown and abs(shown) < 10 ** (1 - measure.decimals):
         text = f"{shown:.2g}"
     return f"{text}\N{NO-BREAK SPACE}{measure.unit}" if unit and measure.unit else text
+
+
+def format_interval(
+    measure: Measure, low: float | None, high: float | None, values: Iterable[float | None] = ()
+) -> str:
+    """An interval of a metric's mean, within the limits of the metric; empty where an end is missing.
+
+    An error of which none of the single `values` is negative has no mean below zero either.
+
+    >>> format_interval(MEASURES["label_accuracy"], 0.13, 1.37), format_interval(MEASURES["psnr"], -1.0, 31.0)
+    ('13 to 100', '-1.0 to 31.0')
+    """
+    if low is None or high is None:
+        return ""
+    least = -math.inf if measure.low is None else measure.low
+    most = math.inf if measure.high is None else measure.high
+    if measure.higher_is_better is False and all(value is None or value >= 0 for value in values):
+        least = max(least, 0.0)
+    # with few batches a symmetric interval may begin or end beyond them
+    ends = (min(max(end, least), most) for end in (low, high))
+    return " to ".join(format_score(measure, end, unit=False) for end in ends)
 
 
 def format_printed(metric: str | Measure, value: object) -> str:

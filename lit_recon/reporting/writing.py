@@ -37,7 +37,11 @@ def write_metrics(folder: RunFolder, metrics: Mapping[str, Scalar], measures: Se
             content[key] = value
     if measures:
         printed = [dataclasses.asdict(measure) for measure in measures]
-        content["formats"] = {own.pop("key"): own for own in printed}
+        limits = ("low", "high")
+        content["formats"] = {
+            own.pop("key"): {name: value for name, value in own.items() if value is not None or name not in limits}
+            for own in printed
+        }
     write_text(folder.metrics, json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from lit_recon.measures import Measure
+from lit_recon.measures import MEASURES, Measure
 from lit_recon.reporting.record import RunRecord
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.tables import SummaryRow, facts, rmse_bars, summary_table
@@ -41,6 +41,22 @@ def test_intervals_stand_below_and_those_of_errors_end_at_zero(make_run: MakeRun
     assert rows["rmse"].interval == "0.000 to 0.217"
     assert rows["psnr"].interval == "14.2 to 31.0"
     assert rows["ssim"].interval == ""
+
+
+def test_intervals_end_where_the_metric_does(make_run: MakeRun) -> None:
+    folder = make_run()
+    metrics = {"label_accuracy_low": 0.13, "label_accuracy_high": 1.37, "ssim_low": -1.2, "ssim_high": 1.1}
+    write_metrics(folder, {**metrics, "share_low": -0.1, "share_high": 1.2, "share": 0.5, "share_std": 0.1})
+    assert [table(folder)[key].interval for key in ("label_accuracy", "ssim")] == ["13 to 100", "-1.000 to 1.000"]
+    stated = [
+        MEASURES["ssim"],
+        Measure("share", "Share", True, 2, low=0.0, high=1.0),
+        Measure("label_accuracy", "Hits"),
+    ]
+    write_metrics(folder, {**metrics, "share_low": -0.1, "share_high": 1.2}, stated)
+    rows = table(folder)  # as the run says, which has no limits for the last
+    assert [rows[own.key].measure for own in stated] == stated
+    assert [rows[own.key].interval for own in stated] == ["-1.000 to 1.000", "0.00 to 1.00", "0.130 to 1.370"]
 
 
 def test_one_image_has_no_spread(make_run: MakeRun) -> None:

@@ -26,7 +26,7 @@ from lit_recon.modules.update_attack import UpdateAttackModule
 from lit_recon.reporting.pages import build_report
 from lit_recon.reporting.provenance import environment
 from lit_recon.reporting.run_folder import RunFolder, marked
-from lit_recon.reporting.wording import MISSING, format_score, percent
+from lit_recon.reporting.wording import MISSING, format_interval, format_score, percent
 from lit_recon.reporting.writing import (
     LossCurve,
     Scalar,
@@ -194,12 +194,11 @@ class AttackResult:
 
     def __str__(self) -> str:
         """A table of the metrics beside the baselines, and the notes."""
-        baselines = self.baselines
+        baselines, scores = self.baselines, {key: values.tolist() for key, values in self.scores.items()}
         lines = [["", "mean", "95 % interval", *(_BASELINES[name] for name in baselines)]]
         for measure in self.measures:
             mean = self._mean(measure.key)
-            ends = (mean.low, mean.high)
-            interval = "" if None in ends else " to ".join(format_score(measure, end, unit=False) for end in ends)
+            interval = format_interval(measure, mean.low, mean.high, scores.get(measure.key, ()))
             guesses = [own.get(measure.key) for own in baselines.values()]
             shown = ["" if guess is None else format_score(measure, guess) for guess in guesses]
             text = f"{MISSING} ({mean.reason})" if mean.value is None else format_score(measure, mean.value)

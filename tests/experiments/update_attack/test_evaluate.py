@@ -6,6 +6,7 @@ import csv
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -104,6 +105,22 @@ def test_a_result_is_printed_as_a_table(model: Backbone) -> None:
     assert cells[2][:2] == ["PSNR ↑", "20.0\N{NO-BREAK SPACE}dB"]
     assert cells[3] == ["LPIPS ↓", "n/a (switched off by lpips.network)"]
     assert lines[5] == "note: It peeked."
+
+
+def test_printed_intervals_end_where_the_metric_does(model: Backbone) -> None:
+    images, labels, _ = data()
+    result = evaluate(Shifted(images, labels), Client(model), images, labels, METRICS, batch_size=2)
+    ends = {
+        "rmse_low": -0.1,
+        "ssim_low": 0.2,
+        "ssim_high": 1.4,
+        "label_accuracy_low": 0.13,
+        "label_accuracy_high": 1.37,
+    }
+    text = repr(replace(result, record={**result.record, **ends}))
+    assert "0.000 to 0.100" in text
+    assert "0.200 to 1.000" in text
+    assert "13 to 100" in text
 
 
 def test_certificates_stand_beside_the_images_they_are_about(model: Backbone, tmp_path: Path) -> None:

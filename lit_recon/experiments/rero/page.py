@@ -65,7 +65,6 @@ def write_page(folder: Path) -> Path:
 
 
 def _verdict(record: Mapping[str, Any]) -> str:
-    compared = [row["below"] for cell in record["cells"] for row in cell["comparisons"] if row["below"] is not None]
     private, plain = _private(record), _named(record, "plain")
     parts = [
         f"At epsilon {short(cell['epsilon'], 6)} the attack's MSE is {_mse(cell)} and the released models' accuracy is "
@@ -75,10 +74,22 @@ def _verdict(record: Mapping[str, Any]) -> str:
     first = f"{parts[0]}; {parts[1][0].lower()}{parts[1][1:]}" if len(private) > 1 else parts[0]
     mean = f"The MSE of the mean image is {_mse(private[0], 'baseline_mean_image_mse')}"
     without = f", that of the attack without noise {_mse(plain)}" if plain else ""
-    bound = f"No attack succeeded more often than its bound allows, beyond chance, in {len(compared)} comparisons."
+    return f"{first}. {mean}{without}. {_judged(record)}"
+
+
+def _judged(record: Mapping[str, Any]) -> str:
+    """A sentence on the success rates beside their bounds; a bound of 1 cannot be exceeded."""
+    rows = [row for cell in record["cells"] for row in cell["comparisons"] if row["below"] is not None]
+    compared = [row["below"] for row in rows if row["tight"] < 1]
+    idle = len(rows) - len(compared)
+    others = f" (in {idle} more the bound is 1, which allows any rate)" if idle else ""
+    if not compared:
+        return f"No success rate was compared with a bound below 1{others}."
     if not all(compared):
-        bound = f"{compared.count(False)} of {len(compared)} success rates lie above their bound: see the table."
-    return f"{first}. {mean}{without}. {bound}"
+        above = compared.count(False)
+        return f"{above} of {len(compared)} success rates lie above their bound: see the table{others}."
+    n = f"{len(compared)} comparison{'s' * (len(compared) > 1)}"
+    return f"No attack succeeded more often than its bound allows, beyond chance, in {n}{others}."
 
 
 def _notes(record: Mapping[str, Any]) -> list[str]:

@@ -11,6 +11,7 @@ from scipy.stats import beta
 
 from lit_recon.bounds.baseline_error import BaselineError
 from lit_recon.experiments.rero.bounds import Bounds, PriorSpec
+from lit_recon.experiments.rero.page import _judged
 from lit_recon.experiments.rero.score import comparison, study_metrics
 
 PRIOR = PriorSpec("one of 10 candidates", BaselineError(math.log(0.1)), candidates=10)
@@ -66,6 +67,21 @@ def test_estimates_and_trainings_without_a_bound_have_no_verdict() -> None:
     assert comparison(PRIOR, won(30), None)["below"] is None
     unmeasured = comparison(PRIOR, None, limit(0.05))
     assert (unmeasured["below"], unmeasured["success_rate"]) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("tights", "words"),
+    [
+        ((0.9, 0.8, 1.0), "beyond chance, in 2 comparisons (in 1 more the bound is 1, which allows any rate)."),
+        ((0.9, None), "beyond chance, in 1 comparison."),
+        ((0.05, 0.9, 1.0), "1 of 2 success rates lie above their bound: see the table (in 1 more the bound is 1, "),
+        ((1.0, 1.0), "No success rate was compared with a bound below 1 (in 2 more the bound is 1, "),
+        ((), "No success rate was compared with a bound below 1."),
+    ],
+)
+def test_the_page_counts_only_bounds_that_an_attack_could_exceed(tights: tuple[float | None, ...], words: str) -> None:
+    rows = [comparison(PRIOR, won(30), None if tight is None else limit(tight)) for tight in tights]
+    assert words in _judged({"cells": [{"comparisons": rows}]})
 
 
 def test_a_study_counts_what_lies_above_its_bound() -> None:

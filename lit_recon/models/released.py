@@ -152,8 +152,17 @@ def initialize_lecun(network: nn.Module, generator: torch.Generator) -> None:
     for module in network.modules():
         if isinstance(module, nn.Linear | nn.Conv2d):
             scale = module.weight[0].numel() ** -0.5 / _TRUNCATED_STD
-            drawn = torch.empty(module.weight.shape, dtype=torch.float64)
-            nn.init.trunc_normal_(drawn, 0.0, 1.0, -2.0, 2.0, generator=generator)
-            module.weight.copy_(drawn.mul_(scale))
+            module.weight.copy_(_truncated_normal(module.weight.shape, generator).mul_(scale))
             if module.bias is not None:
                 module.bias.zero_()
+
+
+def _truncated_normal(shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
+    """Standard normal values within two deviations, float64.
+
+    Those of `torch.nn.init.trunc_normal_` in PyTorch 2.13; earlier versions draw others from the same seed.
+    """
+    found = torch.empty(shape, dtype=torch.float64).normal_(generator=generator)
+    while (beyond := found.abs() > 2).any():
+        found = torch.where(beyond, torch.empty_like(found).normal_(generator=generator), found)
+    return found

@@ -42,6 +42,18 @@ def test_weights_follow_the_truncated_normal_distribution() -> None:
     assert scaled.abs().max().item() == pytest.approx(2 / truncnorm(-2, 2).std(), rel=1e-3)
 
 
+def test_a_seed_gives_the_same_weights_with_every_version_of_pytorch() -> None:
+    network = ReleasedCNN()
+    network.initialize(torch.Generator().manual_seed(0))
+    weights = [value.detach().double() for name, value in network.named_parameters() if name.endswith("weight")]
+    first = [float(value.flatten()[0]) for value in weights]
+    assert first == pytest.approx([0.2254514, -0.0261602, 0.0105791, -0.2792253], abs=1e-6)
+    # values that were drawn again change all sums
+    assert [float(value.sum()) for value in weights] == pytest.approx(
+        [-2.430126, -11.962455, 4.446576, -0.246727], abs=1e-4
+    )
+
+
 def test_the_mlp_is_the_chain_it_says() -> None:
     network = ReleasedMLP((1, 2, 3), 4, [5], "elu")
     images = torch.rand(7, 1, 2, 3)

@@ -23,8 +23,7 @@ from benchmarks.record import Record, Row
 from lit_recon.attacks.shadow import GradientDescent, ShadowPlan, train_models
 from lit_recon.data import InformedSplitSettings, draw_informed_split
 from lit_recon.data.sources import Npz
-from lit_recon.experiments.rero.score import accuracies, losses
-from lit_recon.metrics.membership import area_under_roc
+from lit_recon.experiments.rero.score import accuracies, membership_auc
 from lit_recon.models.released import ReleasedCNN
 
 #: Epochs of the table by the number of known images.
@@ -39,6 +38,8 @@ def measure(source: Path, device: str, n: int, optimizer: str, longest: int) -> 
     """Accuracy and membership of one model after some epochs of its training on `n` known images and one more."""
     epochs = [count for count in EPOCHS[n] if count <= longest]
     split = draw_informed_split(Npz(source), InformedSplitSettings(fixed=n, shadow=2, targets=1))
+    if split.rest is None:
+        raise SystemExit(f"{source} holds no images beside {n} known ones: take a larger file, or fewer with --known")
     *snapshots, last = epochs
     kind = OPTIMIZERS[optimizer]
     descent = GradientDescent(last, kind.lr, kind.momentum, kind.optimizer, snapshots=snapshots)
@@ -47,18 +48,14 @@ def measure(source: Path, device: str, n: int, optimizer: str, longest: int) -> 
     began = time.perf_counter()
     weights = train_models(plan.known, plan.initial_weights().to(device), *own, "loop").cpu()
     seconds = time.perf_counter() - began
-    if split.rest is None:
-        raise SystemExit(f"{source} holds no images beside {n} known ones: take a larger file, or fewer with --known")
     rows = []
     for count, after in zip(epochs, weights.view(len(epochs), -1).float(), strict=True):
-        known, others = (losses(plan, after[None], images)[0].double() for images in (split.fixed, split.rest))
-        members = torch.cat([torch.ones_like(known), torch.zeros_like(others)])
         rows.append(
             {
                 "epochs": count,
                 "train_accuracy": float(accuracies(plan, after[None], split.fixed)),
                 "accuracy": float(accuracies(plan, after[None], split.rest)),
-                "membership_auc": area_under_roc(-torch.cat([known, others]).numpy(), members.numpy()).value,
+                "membership_auc": membership_auc(plan, after[None], split.fixed, split.rest),
             }
         )
     return {"other_images": len(split.rest), "seconds": round(seconds, 1), "models": rows}
@@ -73,6 +70,8 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
+    if arguments.longest < 100:
+        parser.error(f"--longest must be at least 100, the fewest epochs of the table; got {arguments.longest}")
     torch.set_num_threads(arguments.threads)
     with Record("released_training", vars(arguments), device=arguments.device) as record:
         for n in arguments.known:

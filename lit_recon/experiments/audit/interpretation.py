@@ -146,12 +146,13 @@ def interpret(
         text = "The order of the images in later epochs is not known: the attacks assume that of the first."
         findings.append(Finding("open", text))
     parameters = dict(public.model.named_parameters())
-    update = _in_units(change, parameters, known, form)
-    altered = defense is not None and not keeps_values(defense, update, known.batch_size or 1)
+    altered = defense is not None and not keeps_values(
+        defense, _in_units(change, parameters, known, form), known.batch_size or 1
+    )
     if form == "gradient" or not altered:
         known, about = optimizer_facts(change, known, form)
         findings += about
-        update = _in_units(change, parameters, known, form)
+    update = _in_units(change, parameters, known, form)
     if known.steps > 1 and known.lr is None:
         raise ConfigError(f"lr is not known: {known.steps} local steps cannot be simulated without it")
     if known.weight_decay and known.lr is None and form != "gradient":

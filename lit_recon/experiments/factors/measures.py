@@ -8,7 +8,6 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import lit_recon._torchvision
@@ -29,10 +28,9 @@ from lit_recon.errors import ConfigError
 from lit_recon.experiments.factors.settings import FactorsSettings, Measure, TransferSettings
 from lit_recon.experiments.released_attack.score import model_facts, released_store, score_targets, write_reconn
 from lit_recon.experiments.released_attack.settings import ReconnSettings, ShadowSettings
-from lit_recon.experiments.rero.score import accuracies, losses
+from lit_recon.experiments.rero.score import accuracies, membership_auc
 from lit_recon.experiments.train.shadows import store_folder
 from lit_recon.io.files import write_text
-from lit_recon.metrics.membership import area_under_roc
 from lit_recon.modules.shadows import train_store
 from lit_recon.reporting.provenance import environment
 from lit_recon.reporting.run_folder import RunFolder
@@ -76,20 +74,13 @@ class Measures:
         found: dict[str, Any] = {"n_parameters": own, "n_tried": len(tried), "n_test_images": len(test)}
         for name, values in (("accuracy", right), ("train_accuracy", learned)):
             found |= {name: float(values.mean()), f"{name}_std": float(values.std()) if len(values) > 1 else 0.0}
-        found["membership_auc"] = self._membership(weights, test)
+        found["membership_auc"] = membership_auc(plan, weights, self.split.fixed, test)
         noise = 0.0 if descent.dp is None else descent.dp.noise(descent.steps)
         if descent.dp is not None and noise:
             mu = math.sqrt(descent.steps) / noise
             found |= {"epsilon": descent.dp.epsilon(descent.steps), "noise_multiplier": noise}
             found["bounds"] = [gaussian_bound(math.log(kappa), mu) for kappa in self.study.kappas]
         return found
-
-    def _membership(self, weights: Tensor, others: ImageSet) -> float:
-        """Area under the ROC of a threshold on an image's loss, mean over the models; Balle et al. 2022, table IX."""
-        known = self.split.fixed
-        scores = -torch.cat([losses(self.plan, weights, images) for images in (known, others)], dim=1).double()
-        members = torch.arange(scores.shape[1]) < len(known)
-        return fmean(area_under_roc(own.numpy(), members.double().numpy()).value for own in scores)
 
     def _gradients(self) -> dict[str, Any]:
         """The gradients of the unknown images along training."""

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 import lit_recon._torchvision
@@ -37,7 +38,7 @@ from lit_recon.experiments.rero.page import RECORD, TABLE
 from lit_recon.experiments.rero.settings import ReroCell, ReroSettings
 from lit_recon.io.files import write_text
 from lit_recon.measures import MEASURES, Measure
-from lit_recon.metrics.membership import binomial_rate
+from lit_recon.metrics.membership import area_under_roc, binomial_rate
 from lit_recon.modules.shadows import train_store
 from lit_recon.reporting.record import read_metrics, read_victims
 from lit_recon.reporting.run_folder import RunFolder
@@ -145,6 +146,13 @@ def losses(plan: ShadowPlan, weights: Tensor, images: ImageSet) -> Tensor:
     """Cross-entropy of each model on every image in nats, `(m, n)`, of weights `(m, p)`."""
     found = [F.cross_entropy(logits, images.labels, reduction="none") for logits in _logits(plan, weights, images)]
     return torch.stack(found)
+
+
+def membership_auc(plan: ShadowPlan, weights: Tensor, known: ImageSet, others: ImageSet) -> float:
+    """Area under the ROC of a threshold on an image's loss, mean over models `(m, p)`; Balle et al. 2022, table IX."""
+    scores = -torch.cat([losses(plan, weights, images) for images in (known, others)], dim=1).double()
+    members = torch.arange(scores.shape[1]) < len(known)
+    return fmean(area_under_roc(own.numpy(), members.double().numpy()).value for own in scores)
 
 
 @torch.no_grad()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import lit_recon._torchvision
 
 import pytest
@@ -13,7 +11,7 @@ from torch.nn.utils import vector_to_parameters
 from lit_recon.attacks.shadow import GradientDescent, ShadowPlan
 from lit_recon.data import InformedSplitSettings, draw_informed_split
 from lit_recon.data.sources import Digits
-from lit_recon.experiments.factors.measures import Measures
+from lit_recon.experiments.rero.score import membership_auc
 from lit_recon.models.released import ReleasedMLP
 
 
@@ -22,8 +20,7 @@ def test_membership_is_told_by_the_loss() -> None:
     plan = ShadowPlan(ReleasedMLP((1, 8, 8), 10, [8]), split.fixed, GradientDescent(steps=150))
     reference = plan.reference()
     weights = (reference + plan.train(split.targets, range(3), "batched_mlp", reference)).float()
-    unused: Any = None
-    found = Measures(unused, unused, plan, split, split.shadow, unused)._membership(weights, split.shadow)
+    found = membership_auc(plan, weights, split.fixed, split.shadow)
 
     areas = []
     for own in weights:

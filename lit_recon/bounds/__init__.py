@@ -22,7 +22,7 @@ from lit_recon.bounds.cramer_rao import (
     unknown_directions,
     van_trees,
 )
-from lit_recon.bounds.fisher import GaussianRelease, ReleasedInformation, autograd_jacobian, fisher_information
+from lit_recon.bounds.fisher import ReleasedInformation, autograd_jacobian, fisher_information
 from lit_recon.bounds.network import NetworkJacobian, ProductJacobian
 from lit_recon.bounds.robustness import (
     Simulated,
@@ -41,13 +41,14 @@ from lit_recon.bounds.robustness import (
 )
 from lit_recon.bounds.sampled import SampledJacobian
 from lit_recon.bounds.two_layer import RATES, TwoLayerJacobian, TwoLayerNet, moments_noise, replacement_sensitivity
+from lit_recon.noisy_release import NoisyRelease
 
 __all__ = [
     "RATES",
     "BaselineError",
     "GaussianPrior",
-    "GaussianRelease",
     "NetworkJacobian",
+    "NoisyRelease",
     "ProductJacobian",
     "ReleasedInformation",
     "Rounding",

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lit_recon.bounds.fisher import GaussianRelease
 from lit_recon.bounds.two_layer import TwoLayerJacobian, TwoLayerNet
 from lit_recon.errors import ConfigError, ShapeError
+from lit_recon.noisy_release import NoisyRelease
 from lit_recon.records import Update
 from lit_recon.solving import least_squares
 
@@ -217,15 +217,18 @@ def remaining(unknown: Tensor, prior: GaussianPrior) -> ErrorBound:
 
 
 def likeliest_inputs(
-    net: TwoLayerNet, start: Tensor, targets: Tensor, observed: Update, release: GaussianRelease, steps: int = 5
+    net: TwoLayerNet, start: Tensor, targets: Tensor, observed: Update, release: NoisyRelease, steps: int = 5
 ) -> Tensor:
     """Inputs `(n, d)` that maximize the likelihood of the release, by damped Gauss-Newton steps from `start`.
 
     Each step is halved until the likelihood does not decrease; dropped coordinates of `observed` are not used. For a
     check of the bound, start at the true inputs.
     """
-    if steps < 1 or release.bound != float("inf"):
-        raise ConfigError(f"Gauss-Newton needs 1 step or more and no clipping; got {steps} and {release.bound:g}")
+    if steps < 1 or release.bound != float("inf") or release.family != "gaussian":
+        raise ConfigError(
+            f"Gauss-Newton needs 1 step or more, no clipping and normal noise; got {steps}, {release.bound:g} and "
+            f"{release.family} noise"
+        )
     weights = release.precision(observed)
 
     def misfit(inputs: Tensor) -> tuple[Update, float]:

@@ -1,8 +1,9 @@
-"""Fisher information about a client's inputs in an update released with Gaussian noise.
+"""Fisher information about a client's inputs in an update released with noise.
 
 With `J` the Jacobian of an update `g` (p coordinates) with respect to all inputs of a batch (q coordinates), the
-release `g + N(0, diag(v))` has the information `J^T diag(1/v) J`. A defense changes the Jacobian as it changes the
-update before the noise: dropped coordinates become rows of zeros, clipping scales it and projects out one direction.
+release `g + N(0, diag(v))` has the information `J^T diag(1/v) J`, and one with Laplace noise of the scales `b` has
+`J^T diag(1/b^2) J`. A defense changes the Jacobian as it changes the update before the noise: dropped coordinates
+become rows of zeros, clipping scales it and projects out one direction.
 Rows, noise and masks that do not fit an update raise a `ShapeError`, settings out of their range a `ConfigError`.
 
 Source: [Cramer1946]; [Rao1945]; [Liu2025], appendices D and E.
@@ -18,61 +19,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lit_recon.bounds.layers import weighted
 from lit_recon.errors import ConfigError, ShapeError
+from lit_recon.noisy_release import NoisyRelease, inner, norm_of
 from lit_recon.records import Update
-
-
-@dataclass(frozen=True)
-class GaussianRelease:
-    """A release of an update: clipping as one vector, then dropping of coordinates, then independent Gaussian noise.
-
-    Attributes:
-        std: standard deviation of the noise, above 0: one number, or one per coordinate in the update's shapes.
-        kept: coordinates that are released, treated as fixed and known; None: all.
-        bound: largest norm of the update, absolute.
-    """
-
-    std: float | Mapping[str, Tensor]
-    kept: Mapping[str, Tensor] | None = None
-    bound: float = math.inf
-
-    def __post_init__(self) -> None:
-        values = [torch.tensor(self.std)] if isinstance(self.std, float | int) else list(self.std.values())
-        if not all(bool((value > 0).all()) and bool(value.isfinite().all()) for value in values):
-            raise ConfigError(
-                "a release needs noise with a positive, finite standard deviation on every coordinate: without noise "
-                "an update may determine its inputs exactly, and the only bound is 0"
-            )
-        if not self.bound > 0:
-            raise ConfigError(f"a release needs a clipping bound above 0; got {self.bound:g}: it would be zero")
-
-    def mean(self, update: Update) -> Update:
-        """The release without the noise."""
-        norm, kept = _norm(update), self.kept
-        factor = float(self.bound / norm) if norm > self.bound else 1.0
-        return {name: factor * (value if kept is None else kept[name] * value) for name, value in update.items()}
-
-    def drawn(self, update: Update, generator: torch.Generator) -> Update:
-        """A random release of `update`; dropped coordinates are zero."""
-        released = {}
-        for name, value in self.mean(update).items():
-            std = self.std if isinstance(self.std, float | int) else self.std[name]
-            noise = std * torch.randn(value.shape, generator=generator, dtype=value.dtype)
-            released[name] = value + (noise if self.kept is None else self.kept[name] * noise)
-        return released
-
-    def precision(self, update: Update) -> Update:
-        """The inverse variance of the noise on every coordinate of an update, 0 where it is dropped."""
-        weights = {}
-        for name, value in update.items():
-            std = self.std if isinstance(self.std, float | int) else self.std.get(name)
-            kept = torch.ones_like(value) if self.kept is None else self.kept.get(name)
-            if std is None or kept is None or {getattr(std, "shape", value.shape), kept.shape} != {value.shape}:
-                raise ShapeError(
-                    f"noise and mask must have the names and shapes of the update; they differ in {name!r}"
-                )
-            weights[name] = kept.to(value.dtype) / std**2
-        return weights
 
 
 class Jacobian(ABC):
@@ -89,49 +39,96 @@ class Jacobian(ABC):
     def transposed(self, vector: Update) -> Tensor:
         """`J^T v`, `(q,)`, for a vector of the update's shapes."""
 
-    def released(
-        self,
-        std: float | Mapping[str, Tensor],
-        kept: Mapping[str, Tensor] | None = None,
-        bound: float = math.inf,
-        notes: Sequence[str] = (),
-    ) -> ReleasedInformation:
-        """The information in the release of the update; arguments as for `GaussianRelease`, and notes."""
-        release = GaussianRelease(std, kept, bound)
-        return ReleasedInformation(self.update, release, self.information(release), tuple(notes))
+    def released(self, release: NoisyRelease) -> ReleasedInformation:
+        """The information in a release of the update."""
+        return ReleasedInformation(self.update, release, self.information(release))
 
-    def information(self, release: GaussianRelease) -> Tensor:
+    def information(self, release: NoisyRelease) -> Tensor:
         """The Fisher information `(q, q)` of the inputs in a release, or a lower bound on it."""
         return fisher_information(self, release)
 
-    def released_by_example(self, examples: Sequence[Update], bound: float, std: float) -> ReleasedInformation:
-        """The information in the mean of gradients clipped one by one, with noise `std` on the mean.
+    def after(self, release: NoisyRelease) -> Jacobian:
+        """The Jacobian of the mean of a release."""
+        changes = release.kept is not None or release.constant is not None or release.bound < math.inf
+        return _ReleasedJacobian(self, release) if changes else self
 
-        An example's gradient depends on its own input only: block `i` of the columns of this Jacobian, of the summed
-        gradient, becomes `c_i (I - u_i u_i^T) J_i / n`, with `c_i` the factor of its clip to a norm of at most `bound`,
-        and the projection only where that is below 1.
+    def after_clipped_examples(self, examples: Sequence[Update], bound: float) -> Jacobian:
+        """The Jacobian of the mean of gradients of which each is clipped to a norm of at most `bound`.
+
+        This one is of the summed gradient of `examples`.
         """
-        n = len(examples)
-        d = self.n_inputs // n
-        norms = torch.stack([_norm(single) for single in examples])
-        factors = (bound / norms).clamp(max=1.0)
-        # a gradient of zero has no direction, and is not clipped
-        lengths = norms.clamp_min(torch.finfo(norms.dtype).tiny)
-        units = [{name: v / by for name, v in single.items()} for single, by in zip(examples, lengths, strict=True)]
-        along = torch.stack([self.transposed(unit) for unit in units]).view(n, n, d)  # unit, example, input
-        blocks = self.gram().view(n, d, n, d)
-        clipped = factors < 1
-        for i in range(n):
-            for k in range(n):
-                own, other = clipped[i] * along[i, i], clipped[k] * along[k, k]
-                blocks[i, :, k] += _inner(units[i], units[k]) * torch.outer(own, other)
-                blocks[i, :, k] -= torch.outer(own, along[i, k]) + torch.outer(along[k, i], other)
-                blocks[i, :, k] *= factors[i] * factors[k] / (n * std) ** 2
-        mean = {
-            name: torch.stack([f * single[name] for f, single in zip(factors, examples, strict=True)]).mean(dim=0)
+        return _ClippedExamplesJacobian(self, examples, bound)
+
+
+class _ReleasedJacobian(Jacobian):
+    """That of the mean of a release: `K c (I - u u^T) J`, with the mask `K` and, where it clips, `u = g / |g|`."""
+
+    def __init__(self, jacobian: Jacobian, release: NoisyRelease) -> None:
+        self._jacobian, self._release = jacobian, release
+        self.update, self.n_inputs = release.mean(jacobian.update), jacobian.n_inputs
+
+    def gram(self, weights: Update | float = 1.0) -> Tensor:
+        kept = self._release.kept
+        if kept is not None:
+            masks = {name: kept[name].to(value.dtype) for name, value in self.update.items()}
+            weights = weighted(masks, weights)
+        return _released_gram(self._jacobian, self._release, weights)
+
+    def transposed(self, vector: Update) -> Tensor:
+        kept, whole = self._release.kept, self._jacobian.update
+        rest = vector if kept is None else weighted(vector, dict(kept))
+        norm = norm_of(whole)
+        if not self._release.clips(norm):
+            return self._jacobian.transposed(rest)
+        share = inner(rest, whole) / norm**2
+        rest = {name: value - share * whole[name] for name, value in rest.items()}
+        result: Tensor = self._release.bound / norm * self._jacobian.transposed(rest)
+        return result
+
+
+class _ClippedExamplesJacobian(Jacobian):
+    """That of the mean of gradients clipped one by one.
+
+    An example's gradient depends on its own input only: block `i` of the columns of the Jacobian of the summed gradient
+    becomes `c_i (I - u_i u_i^T) J_i / n`, with `c_i` the factor of its clip, and the projection only where that is
+    below 1.
+    """
+
+    def __init__(self, jacobian: Jacobian, examples: Sequence[Update], bound: float) -> None:
+        self._jacobian, self.n_inputs, self._n = jacobian, jacobian.n_inputs, len(examples)
+        norms = torch.stack([norm_of(single) for single in examples])
+        self._factors = (bound / norms).clamp(max=1.0)
+        self.update = {
+            name: torch.stack([f * single[name] for f, single in zip(self._factors, examples, strict=True)]).mean(dim=0)
             for name in examples[0]
         }
-        return ReleasedInformation(mean, GaussianRelease(std), blocks.reshape(n * d, n * d))
+        # a gradient of zero has no direction, and is not clipped
+        lengths = norms.clamp_min(torch.finfo(norms.dtype).tiny)
+        self._units = [{k: v / by for k, v in single.items()} for single, by in zip(examples, lengths, strict=True)]
+        along = torch.stack([jacobian.transposed(unit) for unit in self._units])  # unit, all inputs
+        self._along = along.view(self._n, self._n, -1)
+        own = self._along.diagonal().T
+        self._own = torch.where((self._factors < 1)[:, None], own, torch.zeros_like(own))
+
+    def gram(self, weights: Update | float = 1.0) -> Tensor:
+        n, own, units = self._n, self._own, self._units
+        blocks = self._jacobian.gram(weights).view(n, -1, n, self.n_inputs // n)
+        weighed = [weighted(unit, weights) for unit in units]
+        along = self._along * weights if isinstance(weights, float | int) else self._crossed(weighed)
+        products = torch.stack([torch.stack([inner(unit, other) for other in weighed]) for unit in units])
+        blocks = blocks - torch.einsum("ia,ikb->iakb", own, along) - torch.einsum("kia,kb->iakb", along, own)
+        blocks = blocks + torch.einsum("ik,ia,kb->iakb", products, own, own)
+        scale = self._factors / n
+        return (scale[:, None, None, None] * scale[:, None] * blocks).reshape(self.n_inputs, self.n_inputs)
+
+    def transposed(self, vector: Update) -> Tensor:
+        whole = self._jacobian.transposed(vector).view(self._n, -1)
+        shares = torch.stack([inner(unit, vector) for unit in self._units])
+        result: Tensor = (self._factors / self._n)[:, None] * (whole - shares[:, None] * self._own)
+        return result.reshape(-1)
+
+    def _crossed(self, vectors: Sequence[Update]) -> Tensor:
+        return torch.stack([self._jacobian.transposed(one) for one in vectors]).view(self._n, self._n, -1)
 
 
 class DenseJacobian(Jacobian):
@@ -160,8 +157,8 @@ class DenseJacobian(Jacobian):
         return sum(parts, start=torch.zeros(()))
 
 
-def fisher_information(jacobian: Jacobian, release: GaussianRelease) -> Tensor:
-    """`(q, q)` information about the inputs in an update that is released with Gaussian noise.
+def fisher_information(jacobian: Jacobian, release: NoisyRelease) -> Tensor:
+    """`(q, q)` information about the inputs in an update that is released with noise.
 
     With active clipping, `c = bound / |g|` and `u = g / |g|`, the released mean has the Jacobian `c (I - u u^T) J`.
     Information in the choice of dropped coordinates or in variances is left out: the bound holds for attackers who do
@@ -171,38 +168,38 @@ def fisher_information(jacobian: Jacobian, release: GaussianRelease) -> Tensor:
     """
     std, weights = release.std, release.precision(jacobian.update)
     # the closed form for a scalar is much cheaper
-    information = jacobian.gram(std**-2 if isinstance(std, float | int) and release.kept is None else weights)
-    norm = _norm(jacobian.update)
-    if not norm > release.bound:
+    if isinstance(std, float | int) and release.kept is None:
+        return _released_gram(jacobian, release, std**-2)
+    return _released_gram(jacobian, release, weights)
+
+
+def _released_gram(jacobian: Jacobian, release: NoisyRelease, weights: Update | float) -> Tensor:
+    """`J^T diag(w) J` of the Jacobian of the mean of a release, for weights that are 0 where it drops."""
+    information = jacobian.gram(weights)
+    norm = norm_of(jacobian.update)
+    if not release.clips(norm):
         return information
     unit = {name: value / norm for name, value in jacobian.update.items()}
-    weighted = {name: weights[name] * value for name, value in unit.items()}
-    along, along_weighted = jacobian.transposed(unit), jacobian.transposed(weighted)
-    crossed = torch.outer(along, along_weighted)
-    clipped = information - crossed - crossed.T + _inner(weighted, unit) * torch.outer(along, along)
+    weighed = weighted(unit, weights)
+    along, along_weighed = jacobian.transposed(unit), jacobian.transposed(weighed)
+    crossed = torch.outer(along, along_weighed)
+    clipped = information - crossed - crossed.T + inner(weighed, unit) * torch.outer(along, along)
     result: Tensor = (release.bound / norm) ** 2 * clipped
     return result
 
 
 @dataclass(frozen=True)
 class ReleasedInformation:
-    """A released update before clipping, mask and noise, and the Fisher information `(q, q)` about the inputs in it.
-
-    `notes` state information that is left out.
-    """
+    """A released update before clipping, mask and noise, and the Fisher information `(q, q)` about the inputs in it."""
 
     update: Update
-    release: GaussianRelease
+    release: NoisyRelease
     information: Tensor
-    notes: tuple[str, ...] = ()
 
-
-def _inner(left: Update, right: Update) -> Tensor:
-    return torch.stack([(left[name] * value).sum() for name, value in right.items()]).sum()
-
-
-def _norm(update: Update) -> Tensor:
-    return _inner(update, update).sqrt()
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Information that is left out."""
+        return self.release.notes
 
 
 #: Largest number of entries of a stored Jacobian: 400 MB in double precision.

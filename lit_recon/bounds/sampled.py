@@ -13,9 +13,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from lit_recon.bounds.fisher import GaussianRelease, Jacobian
+from lit_recon.bounds.fisher import Jacobian
 from lit_recon.bounds.network import NetworkJacobian
 from lit_recon.errors import ConfigError
+from lit_recon.noisy_release import NoisyRelease
 from lit_recon.records import Update
 
 
@@ -37,7 +38,7 @@ class SampledJacobian(Jacobian):
         self._names, self._most = names, round(drawn * self.n_inputs)
         self._rows, self._error = jacobian.rows(names)
 
-    def information(self, release: GaussianRelease) -> Tensor:
+    def information(self, release: NoisyRelease) -> Tensor:
         """At most that of all rows, in double precision.
 
         Clipping subtracts a multiple of the gradient from every change of it. Here the multiple is the one that leaves

@@ -18,7 +18,7 @@ from lit_recon.clients.gradient import GradientOperator, checked_loss
 from lit_recon.clients.local_steps import LocalSteps, Optimizer, Release
 from lit_recon.data.dataset import seeded_generator
 from lit_recon.defenses import AveragedDefense, Defense, Stage
-from lit_recon.defenses.averaged import seen_in_mean
+from lit_recon.defenses.combined import seen_in_mean
 from lit_recon.defenses.release import batches_of_clients, update_of_batch
 from lit_recon.defenses.vectors import mean_update
 from lit_recon.errors import ConfigError, ShapeError, UnsupportedModelError

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from lit_recon.data.dataset import ImageSet, measure_normalization
-from lit_recon.data.informed_splits import InformedSplit, InformedSplitSettings, draw_informed_split
 from lit_recon.data.sources import CIFAR10, CIFAR100, MNIST, Digits, ImageFolder, ImageSource, Npz, Photos
 from lit_recon.data.splits import VictimBatch, content_hash, hold_out, sample_victims, victim_batches
 
@@ -15,13 +14,10 @@ __all__ = [
     "ImageFolder",
     "ImageSet",
     "ImageSource",
-    "InformedSplit",
-    "InformedSplitSettings",
     "Npz",
     "Photos",
     "VictimBatch",
     "content_hash",
-    "draw_informed_split",
     "hold_out",
     "measure_normalization",
     "sample_victims",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from lit_recon.defenses.averaged import AveragedDefense
-from lit_recon.defenses.base import BatchGradient, Chain, Defense, Round, Stage
+from lit_recon.defenses.base import BatchGradient, Defense, Round, Stage
 from lit_recon.defenses.batch import MixUp, NetworkDropout
 from lit_recon.defenses.clipping import DPSGD, GradientClipping, PerExampleClipping
+from lit_recon.defenses.combined import AveragedDefense, Chain
 from lit_recon.defenses.noise import GaussianNoise, LaplaceNoise, SVTPrivacy
 from lit_recon.defenses.optimal import OptimalGradientNoise, OptimalGradientPruning
 from lit_recon.defenses.release import defended_gradient, per_example_gradients, simulated_gradient

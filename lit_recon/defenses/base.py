@@ -1,4 +1,4 @@
-"""Interface of defenses, and chains of them.
+"""Interface of defenses.
 
 A defense can change these stages of a client's round:
 
@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from enum import IntEnum
-from itertools import pairwise
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from lit_recon.errors import ConfigError
+from lit_recon.noisy_release import NoisyRelease
 from lit_recon.records import Batch, BatchNormMode, Differentiable, Noise, Update
 
 if TYPE_CHECKING:
@@ -51,6 +51,10 @@ class Round(NamedTuple):
 
     batch: Batch
     gradient: BatchGradient
+
+    def single_gradients(self) -> list[Update]:
+        """Those of every example alone."""
+        return [self.gradient(self.batch.examples(i, i + 1)) for i in range(len(self.batch.images))]
 
 
 class Defense:
@@ -199,12 +203,19 @@ class Defense:
         """Fisher information about the inputs in a defended update; random masks and variances count as fixed.
 
         The `jacobian` is that of the undefended update at the inputs of the batch; the gradient of `round_` is of the
-        loss summed over a batch. Noise of `std` is added if the defense has none. A `ConfigError` says that no closed
-        form is known.
+        loss summed over a batch. Normal noise of `std` is added if the defense has none. A `ConfigError` says that no
+        closed form is known.
         """
+        jacobian, release = self.linearized(jacobian, round_, generator)
+        return jacobian.released(release.with_noise(std))
+
+    def linearized(
+        self, jacobian: Jacobian, round_: Round, generator: torch.Generator
+    ) -> tuple[Jacobian, NoisyRelease]:
+        """A Jacobian, and the release of its update that a defended client makes; arguments and errors as above."""
         if self.stages:
             raise ConfigError(f"no bound is known for {self}")
-        return jacobian.released(std)
+        return jacobian, NoisyRelease()
 
     def __repr__(self) -> str:
         """The call that builds it: also the key of its stored trainings, which unlike settings must not share."""
@@ -238,148 +249,3 @@ def positive(owner: object, name: str, value: float, *, infinite: bool = False) 
     if value == 0:
         raise ConfigError(f"{type(owner).__name__} needs a positive {name}; got 0")
     return checked(owner, name, value, infinite=infinite)
-
-
-class Chain(Defense):
-    """Applies defenses in the listed order; an empty chain changes nothing.
-
-    The order must be that of the stages: batch, per-example gradients, update; else it is a `ConfigError`. The attacker
-    simulates each with the released update of the whole chain: noise after pruning hides the mask.
-    """
-
-    neutral: ClassVar[tuple[tuple[str, object], ...]] = (("defenses", []),)
-
-    def __init__(self, defenses: Sequence[Defense] = ()) -> None:
-        self.defenses = list(defenses)
-        acting = [defense for defense in self.defenses if defense.stages]
-        for first, second in pairwise(acting):
-            if max(first.stages) > min(second.stages):
-                raise ConfigError(
-                    f"a Chain must list its defenses in the order batch, per_example, update: {second} changes the "
-                    f"{min(second.stages).name.lower()} and cannot follow {first}, which changes the "
-                    f"{max(first.stages).name.lower()}: {_remedy(acting)}"
-                )
-
-    @property
-    def stages(self) -> tuple[Stage, ...]:
-        """All stages of the chained defenses, in order of execution."""
-        return tuple(sorted({stage for defense in self.defenses for stage in defense.stages}))
-
-    def prepare(self, model: nn.Module, batch_norm: BatchNormMode = "eval") -> nn.Module:
-        for defense in self.defenses:
-            model = defense.prepare(model, batch_norm)
-        return model
-
-    def transform_batch(self, batch: Batch, model: nn.Module, generator: torch.Generator) -> Batch:
-        for defense in self.defenses:
-            batch = defense.transform_batch(batch, model, generator)
-        return batch
-
-    def transform_per_example(self, gradients: Update, generator: torch.Generator) -> Update:
-        for defense in self.defenses:
-            gradients = defense.transform_per_example(gradients, generator)
-        return gradients
-
-    def transform_update(self, update: Update, round_: Round, generator: torch.Generator) -> Update:
-        for defense in self.defenses:
-            update = defense.transform_update(update, round_, generator)
-        return update
-
-    def simulate_buffers(self, buffers: Buffers, observed: Update, n_examples: int) -> Buffers:
-        for defense in self.defenses:
-            buffers = defense.simulate_buffers(buffers, observed, n_examples)
-        return buffers
-
-    def simulate_per_example(self, gradients: Update) -> Update:
-        for defense in self.defenses:
-            gradients = defense.simulate_per_example(gradients)
-        return gradients
-
-    def simulate(self, candidate: Update, observed: Update) -> Update:
-        for defense in self.defenses:
-            candidate = defense.simulate(candidate, observed)
-        return candidate
-
-    def censored(self, observed: Update) -> Update:
-        masks, shown = super().censored(observed), observed
-        for defense in reversed(self.defenses):
-            masks = {name: masks[name] | mask for name, mask in defense.censored(shown).items()}
-            if Stage.UPDATE in defense.stages:
-                shown = _beyond_limits(observed)  # what acted before may have been scaled: limits are other ones
-        return masks
-
-    def largest_hidden(self, observed: Update) -> dict[str, float]:
-        # smallest kept magnitudes of the last release are none below those of earlier ones, but for their common scale
-        found = [defense.largest_hidden(observed) for defense in self.defenses]
-        return {name: max((one[name] for one in found), default=0.0) for name in observed}
-
-    def simulate_share(self, candidate: Update, observed: Update, clients: int) -> Update:
-        for defense in self.defenses:
-            candidate = defense.simulate_share(candidate, observed, clients)
-        return candidate
-
-    def require_shares(self) -> None:
-        for defense in self.defenses:
-            defense.require_shares()
-
-    def require_strength(self) -> None:
-        super().require_strength()
-        for defense in self.defenses:
-            defense.require_strength()
-
-    def released_std(self, n_examples: int) -> float:
-        std = 0.0
-        for defense in self.defenses:
-            if std and defense.stages:
-                raise ConfigError(f"no bound is known for {defense} after noise: list the noise last")
-            std = defense.released_std(n_examples) or std
-        return std
-
-    def released_noise(self, n_examples: int) -> Noise | None:
-        noise, before = None, None
-        for defense in self.defenses:
-            if noise is not None and defense.stages:
-                raise ConfigError(f"no density is known for {defense} after noise: list the noise last")
-            noise = defense.released_noise(n_examples) or noise
-            if noise is not None and before is not None:
-                raise ConfigError(
-                    f"no density is known for noise after {before}: it hides which coordinates were dropped; "
-                    "clip instead, or match a distance such as GlobalCosine"
-                )
-            before = defense if defense.reads_zeros else before
-        return noise
-
-    @property
-    def reads_zeros(self) -> bool:
-        """Whether that of any of the chained defenses does."""
-        return any(defense.reads_zeros for defense in self.defenses)
-
-    @property
-    def drops_inputs(self) -> bool:
-        """Whether any of the chained defenses does."""
-        return any(defense.drops_inputs for defense in self.defenses)
-
-    def without_noise(self) -> Defense:
-        return Chain([defense.without_noise() for defense in self.defenses])
-
-
-def _beyond_limits(update: Update) -> Update:
-    """Entries that tie at the largest magnitude, enlarged beyond every finite limit, others 0; as it is without ties.
-
-    Entries that were cut off at one value still tie after any scaling of the update.
-    """
-    largest = max((value.abs().max() for value in update.values() if value.dim() and value.numel()), default=None)
-    if largest is None or not 0 < largest < math.inf:
-        return update
-    tied = {name: (value.abs() >= largest * (1 - TIED)) & (value.dim() > 0) for name, value in update.items()}
-    if sum(int(mask.sum()) for mask in tied.values()) < 2:
-        return update
-    return {name: mask.to(update[name].dtype) * torch.finfo(update[name].dtype).max for name, mask in tied.items()}
-
-
-def _remedy(acting: Sequence[Defense]) -> str:
-    """Advice for a message: an allowed order, or that there is none."""
-    by_time = sorted(acting, key=lambda defense: (min(defense.stages), max(defense.stages)))
-    if any(max(first.stages) > min(second.stages) for first, second in pairwise(by_time)):
-        return "no order of these defenses is allowed; leave one out"
-    return f"list them as {by_time}"

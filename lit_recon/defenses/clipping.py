@@ -18,10 +18,11 @@ from lit_recon.defenses.noise import with_normal_noise
 from lit_recon.defenses.release import require_separable
 from lit_recon.defenses.vectors import squared_norm
 from lit_recon.errors import ConfigError
+from lit_recon.noisy_release import NoisyRelease
 from lit_recon.records import BatchNormMode, Update
 
 if TYPE_CHECKING:
-    from lit_recon.bounds.fisher import Jacobian, ReleasedInformation
+    from lit_recon.bounds.fisher import Jacobian
 
 
 def clipped(update: Update, bound: float) -> Update:
@@ -77,10 +78,10 @@ class GradientClipping(Defense):
     def released_std(self, n_examples: int) -> float:
         return 0.0
 
-    def released_information(
-        self, jacobian: Jacobian, round_: Round, std: float, generator: torch.Generator
-    ) -> ReleasedInformation:
-        return jacobian.released(std, bound=self.bound)
+    def linearized(
+        self, jacobian: Jacobian, round_: Round, generator: torch.Generator
+    ) -> tuple[Jacobian, NoisyRelease]:
+        return jacobian, NoisyRelease(bound=self.bound)
 
 
 class _ClippedExamples(Defense, ABC):
@@ -105,12 +106,12 @@ class _ClippedExamples(Defense, ABC):
     @abstractmethod
     def released_std(self, n_examples: int) -> float: ...
 
-    def released_information(
-        self, jacobian: Jacobian, round_: Round, std: float, generator: torch.Generator
-    ) -> ReleasedInformation:
-        batch = round_.batch
-        singles = [round_.gradient(batch.examples(i, i + 1)) for i in range(len(batch.images))]
-        return jacobian.released_by_example(singles, self.bound, self.released_std(len(singles)) or std)
+    def linearized(
+        self, jacobian: Jacobian, round_: Round, generator: torch.Generator
+    ) -> tuple[Jacobian, NoisyRelease]:
+        singles = round_.single_gradients()
+        mean = jacobian.after_clipped_examples(singles, self.bound)
+        return mean, NoisyRelease(self.released_std(len(singles)) or None)
 
 
 class PerExampleClipping(_ClippedExamples):

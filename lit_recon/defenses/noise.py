@@ -22,10 +22,11 @@ from lit_recon.defenses.vectors import (
     where_observed,
 )
 from lit_recon.errors import ConfigError
+from lit_recon.noisy_release import NoisyRelease
 from lit_recon.records import BatchNormMode, Noise, Update
 
 if TYPE_CHECKING:
-    from lit_recon.bounds.fisher import Jacobian, ReleasedInformation
+    from lit_recon.bounds.fisher import Jacobian
 
 
 def with_normal_noise(values: Update, std: float | Tensor, generator: torch.Generator) -> Update:
@@ -86,12 +87,17 @@ class GaussianNoise(Defense):
     def without_noise(self) -> Defense:
         return Defense()
 
-    def released_information(
-        self, jacobian: Jacobian, round_: Round, std: float, generator: torch.Generator
-    ) -> ReleasedInformation:
+    def linearized(
+        self, jacobian: Jacobian, round_: Round, generator: torch.Generator
+    ) -> tuple[Jacobian, NoisyRelease]:
+        if self.relative and self.std:
+            scale = float((squared_norm(jacobian.update) / size(jacobian.update)).sqrt())
+            return jacobian, NoisyRelease(
+                self.std * scale, notes=("the information in the size of the noise is left out",)
+            )
         if self.before_averaging:
-            return super().released_information(jacobian, round_, std, generator)
-        return jacobian.released(self.released_std(len(round_.batch.images)) or std)
+            jacobian = jacobian.after_clipped_examples(round_.single_gradients(), math.inf)
+        return jacobian, NoisyRelease(self.released_std(len(round_.batch.images)) or None)
 
 
 class LaplaceNoise(Defense):
@@ -122,6 +128,11 @@ class LaplaceNoise(Defense):
 
     def released_noise(self, n_examples: int) -> Noise | None:
         return Noise("laplace", self.scale) if self.scale else None
+
+    def linearized(
+        self, jacobian: Jacobian, round_: Round, generator: torch.Generator
+    ) -> tuple[Jacobian, NoisyRelease]:
+        return jacobian, NoisyRelease(self.scale or None, family="laplace")
 
 
 class SVTPrivacy(Defense):

@@ -19,10 +19,11 @@ from lit_recon.defenses.base import BatchGradient, Defense, Round, checked
 from lit_recon.defenses.sparsity import SparseUpdate, lowest
 from lit_recon.defenses.vectors import flatten, normal_like, unflatten
 from lit_recon.errors import ConfigError
+from lit_recon.noisy_release import NoisyRelease
 from lit_recon.records import Batch, Update
 
 if TYPE_CHECKING:
-    from lit_recon.bounds.fisher import Jacobian, ReleasedInformation
+    from lit_recon.bounds.fisher import Jacobian
 
 #: Pixels in a batch up to which the exact mode, one Jacobian-vector product per pixel, is allowed.
 EXACT_LIMIT = 4096
@@ -157,16 +158,16 @@ class OptimalGradientNoise(Defense):
             raise ConfigError(f"no bound is known for {self}: the variances depend on the images")
         return 0.0
 
-    def released_information(
-        self, jacobian: Jacobian, round_: Round, std: float, generator: torch.Generator
-    ) -> ReleasedInformation:
+    def linearized(
+        self, jacobian: Jacobian, round_: Round, generator: torch.Generator
+    ) -> tuple[Jacobian, NoisyRelease]:
         if self.std == 0:
-            return jacobian.released(std)
+            return jacobian, NoisyRelease()
         sensitivity = sensitivities(round_.gradient, round_.batch, self.directions, generator)
         variances = self.variances(jacobian.update, sensitivity)
         kept = {name: value > 0 for name, value in variances.items()}
         spread = {name: torch.where(kept[name], value, 1.0).sqrt() for name, value in variances.items()}
-        return jacobian.released(spread, kept, notes=["the information in the variances themselves is left out"])
+        return jacobian, NoisyRelease(spread, kept, notes=("the information in the variances themselves is left out",))
 
 
 def require_quotient(owner: object, directions: int | None, floor: float, cap: float) -> None:

@@ -6,6 +6,7 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -14,10 +15,11 @@ from torch import Tensor, nn
 from lit_recon.defenses.base import TIED, Defense, Round, checked, positive
 from lit_recon.defenses.vectors import entrywise, flatten, unflatten, uniform_like, where_observed
 from lit_recon.errors import ConfigError
+from lit_recon.noisy_release import NoisyRelease
 from lit_recon.records import BatchNormMode, Update
 
 if TYPE_CHECKING:
-    from lit_recon.bounds.fisher import Jacobian, ReleasedInformation
+    from lit_recon.bounds.fisher import Jacobian
 
 
 class SparseUpdate(Defense, ABC):
@@ -53,10 +55,11 @@ class SparseUpdate(Defense, ABC):
     def released_std(self, n_examples: int) -> float:
         return 0.0
 
-    def released_information(
-        self, jacobian: Jacobian, round_: Round, std: float, generator: torch.Generator
-    ) -> ReleasedInformation:
-        return jacobian.released(std, self.kept(jacobian.update, round_, generator), notes=self.left_out)
+    def linearized(
+        self, jacobian: Jacobian, round_: Round, generator: torch.Generator
+    ) -> tuple[Jacobian, NoisyRelease]:
+        kept = self.kept(jacobian.update, round_, generator)
+        return jacobian, NoisyRelease(kept=kept, notes=self.left_out)
 
 
 class GradientDropout(SparseUpdate):
@@ -104,12 +107,12 @@ class GradientDropout(SparseUpdate):
     def require_shares(self) -> None:
         return
 
-    def released_information(
-        self, jacobian: Jacobian, round_: Round, std: float, generator: torch.Generator
-    ) -> ReleasedInformation:
+    def linearized(
+        self, jacobian: Jacobian, round_: Round, generator: torch.Generator
+    ) -> tuple[Jacobian, NoisyRelease]:
         if self.rescale:
-            return Defense.released_information(self, jacobian, round_, std, generator)
-        return super().released_information(jacobian, round_, std, generator)
+            return Defense.linearized(self, jacobian, round_, generator)
+        return super().linearized(jacobian, round_, generator)
 
     def _scaled(self, values: Update) -> Update:
         return {name: value / (1 - self.rate) for name, value in values.items()} if self.rescale else values
@@ -238,6 +241,14 @@ class PercentilePrivacy(SparseUpdate):
             name: ((value.abs() >= cutoff) | (value.dim() == 0)) & ~censored[name] for name, value in update.items()
         }
 
+    def linearized(
+        self, jacobian: Jacobian, round_: Round, generator: torch.Generator
+    ) -> tuple[Jacobian, NoisyRelease]:
+        jacobian, release = super().linearized(jacobian, round_, generator)
+        filtered = self._filtered(jacobian.update)
+        cut = self.censored(filtered)
+        return jacobian, replace(release, constant={name: value * cut[name] for name, value in filtered.items()})
+
     def simulate(self, candidate: Update, observed: Update) -> Update:
         masked = super().simulate(candidate, observed)
         return entrywise(masked, lambda value: value.clamp(-self.gamma / self.lr, self.gamma / self.lr))
@@ -338,13 +349,12 @@ class ExcludedVariables(Defense):
     def released_std(self, n_examples: int) -> float:
         return 0.0
 
-    def released_information(
-        self, jacobian: Jacobian, round_: Round, std: float, generator: torch.Generator
-    ) -> ReleasedInformation:
+    def linearized(
+        self, jacobian: Jacobian, round_: Round, generator: torch.Generator
+    ) -> tuple[Jacobian, NoisyRelease]:
         update = jacobian.update
-        return jacobian.released(
-            std, {name: torch.full_like(value, not self._excluded(name)).bool() for name, value in update.items()}
-        )
+        kept = {name: torch.full_like(value, not self._excluded(name)).bool() for name, value in update.items()}
+        return jacobian, NoisyRelease(kept=kept)
 
     def _kept(self, update: Update) -> Update:
         return {name: torch.zeros_like(value) if self._excluded(name) else value for name, value in update.items()}

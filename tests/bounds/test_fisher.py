@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lit_recon.attacks.updates.features.activations import GELU
 from lit_recon.bounds import (
     GaussianPrior,
-    GaussianRelease,
+    NoisyRelease,
     TwoLayerJacobian,
     TwoLayerNet,
     autograd_jacobian,
@@ -62,9 +62,11 @@ def test_rows_must_fit_the_update() -> None:
 @pytest.mark.parametrize("std", [0.0, -1.0, math.inf, math.nan])
 def test_a_release_without_noise_has_no_information_to_speak_of(std: float) -> None:
     with pytest.raises(ConfigError, match="only bound is 0"):
-        GaussianRelease(std)
+        NoisyRelease(std)
+    with pytest.raises(ConfigError, match="give it a standard deviation"):
+        NoisyRelease().precision({"w": torch.zeros(3)})
     with pytest.raises(ConfigError, match="clipping bound above 0"):
-        GaussianRelease(1.0, bound=0.0)
+        NoisyRelease(1.0, bound=0.0)
 
 
 def test_an_example_without_a_gradient_is_released_as_it_is() -> None:
@@ -73,16 +75,33 @@ def test_an_example_without_a_gradient_is_released_as_it_is() -> None:
     eye, unit = torch.eye(2, dtype=torch.float64), examples[1]["w"] / 5
     jacobian = DenseJacobian({"w": examples[1]["w"]}, {"w": torch.cat([eye, eye], dim=1)})
     rows = torch.cat([eye, (eye - torch.outer(unit, unit)) / 5], dim=1) / 2
-    found = jacobian.released_by_example(examples, bound=1.0, std=0.5)
+    found = jacobian.after_clipped_examples(examples, bound=1.0).released(NoisyRelease(0.5))
     assert torch.allclose(found.information, rows.T @ rows / 0.25)
     assert torch.allclose(found.update["w"], unit / 2)
 
 
 def test_noise_of_another_shape_is_refused() -> None:
     with pytest.raises(ShapeError, match="'w'"):
-        GaussianRelease({"w": torch.ones(2)}).precision({"w": torch.zeros(3)})
+        NoisyRelease({"w": torch.ones(2)}).precision({"w": torch.zeros(3)})
     with pytest.raises(ShapeError, match="'w'"):
-        GaussianRelease(1.0, {"v": torch.ones(3)}).precision({"w": torch.zeros(3)})
+        NoisyRelease(1.0, {"v": torch.ones(3)}).precision({"w": torch.zeros(3)})
+
+
+def test_information_is_that_of_the_laplace_density() -> None:
+    """Mean outer product of scores, which PyTorch's density gives for PyTorch's draws and for those of a release."""
+    release = NoisyRelease(0.7, family="laplace")
+    jacobian = DenseJacobian({"w": normal(6)}, {"w": normal(6, 3, seed=1)})
+    generator = torch.Generator().manual_seed(3)
+    own = torch.stack([release.drawn(jacobian.update, generator)["w"] for _ in range(4_000)])
+    torch.manual_seed(4)
+    theirs = torch.distributions.Laplace(jacobian.update["w"], 0.7).sample((4_000,))
+    for draws in (own, theirs):
+        mean = jacobian.update["w"].repeat(4_000, 1).requires_grad_()
+        torch.distributions.Laplace(mean, 0.7).log_prob(draws).sum().backward()
+        assert mean.grad is not None
+        scores = mean.grad @ jacobian.rows["w"]
+        found = fisher_information(jacobian, release)
+        assert (scores.T @ scores / len(scores) - found).abs().max() < 0.1 * found.diagonal().max()  # measured 0.04
 
 
 def test_information_is_that_of_the_gaussian_density() -> None:
@@ -90,7 +109,7 @@ def test_information_is_that_of_the_gaussian_density() -> None:
     jacobian = DenseJacobian({"w": normal(6)}, {"w": normal(6, 3, seed=1)})
     std = {"w": 0.5 + torch.rand(6, generator=torch.Generator().manual_seed(2), dtype=torch.float64)}
     kept = {"w": torch.tensor([True, True, False, True, True, True])}
-    release = GaussianRelease(std, kept)
+    release = NoisyRelease(std, kept)
     generator = torch.Generator().manual_seed(3)
     draws = torch.stack([release.drawn(jacobian.update, generator)["w"] for _ in range(4_000)])
     assert (draws[:, 2] == 0).all()
@@ -137,7 +156,7 @@ def test_errors_bounded_by_the_information_grow_like_the_noise(std: float, per_c
     rows = normal(8, 3)
     jacobian = DenseJacobian({"w": rows[:, 0]}, {"w": rows})
     noise = {"w": torch.full((8,), std, dtype=torch.float64)} if per_coordinate else std
-    bound = cramer_rao(fisher_information(jacobian, GaussianRelease(noise)))
+    bound = cramer_rao(fisher_information(jacobian, NoisyRelease(noise)))
     assert bound.squared == pytest.approx(std**2 * float(torch.linalg.inv(rows.T @ rows).trace()), rel=1e-9)
     errors = std * normal(20_000, 8, seed=1) @ torch.linalg.pinv(rows).T
     assert float(errors.square().sum(dim=1).mean()) == pytest.approx(bound.squared, rel=0.03)  # measured 1.002
@@ -204,7 +223,7 @@ def test_maximum_likelihood_meets_the_bound() -> None:
     jacobian = TwoLayerJacobian(net, inputs, targets)
     generator = torch.Generator().manual_seed(0)
     kept = {name: torch.rand(v.shape, generator=generator) > 0.3 for name, v in jacobian.update.items()}
-    release = GaussianRelease(0.05, kept)
+    release = NoisyRelease(0.05, kept)
     errors = []
     for _ in range(120):
         observed = release.drawn(jacobian.update, generator)
@@ -217,9 +236,10 @@ def test_maximum_likelihood_meets_the_bound() -> None:
 def test_gauss_newton_without_noise_finds_the_truth_from_nearby() -> None:
     net = TwoLayerNet(normal(200, 4), torch.zeros(200, dtype=torch.float64), normal(1, 200, seed=1), GELU)
     inputs, targets = normal(2, 4, seed=2), torch.tensor([[1.0], [-1.0]], dtype=torch.float64)
-    observed, release = net.update(inputs, targets), GaussianRelease(1.0)
+    observed, release = net.update(inputs, targets), NoisyRelease(1.0)
     found = likeliest_inputs(net, inputs + 0.05 * normal(2, 4, seed=3), targets, observed, release, steps=12)
     assert (found - inputs).abs().max() < 1e-9
     assert torch.equal(likeliest_inputs(net, inputs, targets, observed, release, steps=1), inputs)
-    with pytest.raises(ConfigError, match="no clipping"):
-        likeliest_inputs(net, inputs, targets, observed, GaussianRelease(1.0, bound=1.0))
+    for other in (NoisyRelease(1.0, bound=1.0), NoisyRelease(1.0, family="laplace")):
+        with pytest.raises(ConfigError, match="no clipping and normal noise"):
+            likeliest_inputs(net, inputs, targets, observed, other)

@@ -12,8 +12,8 @@ from torch.nn.functional import cross_entropy
 
 from lit_recon.bounds import (
     GaussianPrior,
-    GaussianRelease,
     NetworkJacobian,
+    NoisyRelease,
     SampledJacobian,
     remaining,
     unknown_basis,
@@ -21,7 +21,7 @@ from lit_recon.bounds import (
     van_trees,
 )
 from lit_recon.clients.gradient import GradientOperator
-from lit_recon.defenses import DPSGD, Defense, GradientClipping, GradientDropout, GradientPruning, Round
+from lit_recon.defenses import DPSGD, Chain, Defense, GradientClipping, GradientDropout, GradientPruning, Round
 from lit_recon.errors import ConfigError
 from lit_recon.records import Batch, Update, Weights
 
@@ -129,7 +129,7 @@ def test_an_update_that_holds_nothing_leaves_every_direction_unknown() -> None:
     torch.nn.init.constant_(model[1].bias, -100.0)
     pixels = torch.rand(1, 1, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     jacobian = SampledJacobian(NetworkJacobian(model, Weights.of(model), Batch(pixels, torch.tensor([1]))))
-    information = jacobian.information(GaussianRelease(1.0))
+    information = jacobian.information(NoisyRelease(1.0))
     assert jacobian.rounding(information) == 0
     assert unknown_directions(information, jacobian.rounding(information)) == 64
 
@@ -173,13 +173,26 @@ def test_what_remains_is_the_limit_of_little_noise() -> None:
     assert [nothing.squared, nothing.relaxed, nothing.n_inputs] == [0, 0, 6]
 
 
+def test_masks_behind_a_clip_are_one_release() -> None:
+    """A chain of clipping and masks bounds the information by some entries, as each of them does."""
+    model = network()
+    chain = Chain([GradientClipping(0.1), GradientDropout(0.3), GradientPruning(0.4)])
+    some, every = (released(model, chain, one) for one in (SampledJacobian(of(model), 1e9, 1e9), of(model)))
+    # of all entries that are kept; the clip's projection on these alone leaves at most as much
+    difference = torch.linalg.eigvalsh(every - some)
+    assert difference[0] > -1e-10 * float(every.trace())
+    assert float(some.trace()) > 0.9 * float(every.trace())
+
+
 def test_what_some_entries_cannot_tell_is_refused() -> None:
     model = network()
     sampled = SampledJacobian(of(model))
     with pytest.raises(ConfigError, match="one size alone"):
-        sampled.released({name: torch.ones_like(value) for name, value in sampled.update.items()})
+        sampled.released(NoisyRelease({name: torch.ones_like(value) for name, value in sampled.update.items()}))
     with pytest.raises(ConfigError, match="product with all"):
         released(model, DPSGD(0.1, 1.0), sampled)
     with pytest.raises(ConfigError, match="weights of all"):
         sampled.gram()
-    assert math.isfinite(sampled.released(2.0).information.trace())
+    with pytest.raises(ConfigError, match="weights of all"):
+        released(model, Chain([GradientDropout(0.5), GradientClipping(0.1)]), sampled)
+    assert math.isfinite(sampled.released(NoisyRelease(2.0)).information.trace())

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lit_recon.attacks.updates.features.activations import GELU, RELU, SIGMOID, SOFTPLUS, TANH, Activation
 from lit_recon.bounds import (
-    GaussianRelease,
+    NoisyRelease,
     TwoLayerJacobian,
     TwoLayerNet,
     autograd_jacobian,
@@ -118,7 +118,7 @@ def test_clipping_is_differentiated_exactly(fraction: float) -> None:
     generator = torch.Generator().manual_seed(0)
     kept = {name: torch.rand(v.shape, generator=generator) > 0.3 for name, v in jacobian.update.items()}
     std = {name: 0.1 + torch.rand(v.shape, generator=generator, dtype=v.dtype) for name, v in jacobian.update.items()}
-    release = GaussianRelease(std, kept, bound)
+    release = NoisyRelease(std, kept, bound)
 
     def clipped(x: Tensor) -> Update:
         update = net.update(x, targets)
@@ -146,7 +146,7 @@ def test_clipping_of_examples_is_differentiated_exactly(loss: Loss) -> None:
         return total
 
     expected = autograd_jacobian(mean_of_clipped, inputs)
-    found = TwoLayerJacobian(net, inputs, targets).released_by_example(singles, bound, std)
+    found = TwoLayerJacobian(net, inputs, targets).after_clipped_examples(singles, bound).released(NoisyRelease(std))
     assert torch.allclose(found.information, expected.gram(std**-2), rtol=1e-9, atol=1e-9)
     assert all(torch.allclose(value, expected.update[name]) for name, value in found.update.items())
 
@@ -198,7 +198,7 @@ def test_factors_of_dropout(reference: Reference, loss: Loss, rate: float, facto
     jacobian, base = reference[loss]
     generator = torch.Generator().manual_seed(1)
     kept = {name: torch.rand(jacobian.update[name].shape, generator=generator) > rate for name in ("head", "layer")}
-    found = cramer_rao(fisher_information(jacobian, GaussianRelease(1.0, kept))).squared / base
+    found = cramer_rao(fisher_information(jacobian, NoisyRelease(1.0, kept))).squared / base
     assert found == pytest.approx(factor, rel=0.005)
 
 
@@ -219,7 +219,7 @@ def test_factors_of_global_pruning(reference: Reference, loss: Loss, fraction: f
     values = flat(jacobian.update).abs()
     threshold = values.kthvalue(int(fraction * len(values))).values
     kept = {name: value.abs() > threshold for name, value in jacobian.update.items()}
-    found = cramer_rao(fisher_information(jacobian, GaussianRelease(1.0, kept))).squared / base
+    found = cramer_rao(fisher_information(jacobian, NoisyRelease(1.0, kept))).squared / base
     assert found == pytest.approx(factor, rel=0.02)
 
 
@@ -230,14 +230,14 @@ def test_factors_of_pruning_by_layer(reference: Reference, fraction: float, fact
         name: value.abs() > value.abs().flatten().kthvalue(int(fraction * value.numel())).values
         for name, value in jacobian.update.items()
     }
-    found = cramer_rao(fisher_information(jacobian, GaussianRelease(1.0, kept))).squared / base
+    found = cramer_rao(fisher_information(jacobian, NoisyRelease(1.0, kept))).squared / base
     assert found == pytest.approx(factor, rel=0.01)
 
 
 @pytest.mark.parametrize(("share", "factor"), [(0.5, 4.3), (0.1, 108), (0.01, 1.08e4)])
 def test_factors_of_clipping(reference: Reference, share: float, factor: float) -> None:
     jacobian, base = reference["squared"]
-    release = GaussianRelease(1.0, bound=share * float(flat(jacobian.update).norm()))
+    release = NoisyRelease(1.0, bound=share * float(flat(jacobian.update).norm()))
     assert cramer_rao(fisher_information(jacobian, release)).squared / base == pytest.approx(factor, rel=0.005)
 
 

@@ -131,8 +131,20 @@ def released(defense: Defense, net: TwoLayerNet, batch: Batch) -> ReleasedInform
         ExcludedVariables("bias"),
         DPSGD(bound=3.0, noise_multiplier=2 * STD / 3.0),
         PerExampleClipping(bound=3.0),
+        LaplaceNoise(STD),
+        GaussianNoise(2**0.5 * STD, before_averaging=True),
+        Chain(),
+        Chain([GradientClipping(bound=3.0), GradientDropout(rate=0.4)]),
+        Chain([GradientPruning(fraction=0.4), GradientClipping(bound=2.0), GaussianNoise(STD)]),
+        Chain([GradientClipping(bound=3.0), GradientClipping(bound=2.0), LaplaceNoise(STD)]),
+        Chain([PerExampleClipping(bound=3.0), GradientPruning(fraction=0.4), GradientClipping(bound=1.0)]),
+        Chain([PerExampleClipping(bound=3.0), GradientDropout(rate=0.4), ExcludedVariables("bias")]),
+        Chain([PercentilePrivacy(40.0, gamma=0.05, lr=0.5), GradientClipping(bound=0.3)]),
+        Chain([PercentilePrivacy(40.0, gamma=0.05, lr=0.5), ExcludedVariables("bias"), GradientClipping(bound=0.3)]),
+        Chain([GradientClipping(bound=3.0), GradientPruning(0.4), PercentilePrivacy(60.0, gamma=0.05, lr=0.5)]),
+        Chain([GaussianNoise(0.0), OptimalGradientPruning(fraction=0.2), GradientClipping(bound=2.0)]),
     ],
-    ids=lambda defense: type(defense).__name__,
+    ids=lambda defense: repr(defense)[:90],
 )
 def test_closed_forms_agree_with_the_defense_itself(defense: Defense, batch: tuple[TwoLayerNet, Batch]) -> None:
     net, true = batch
@@ -195,14 +207,38 @@ def test_optimal_noise_is_the_noise_of_the_defense(batch: tuple[TwoLayerNet, Bat
     assert "variances" in found.notes[0]
 
 
+def test_noise_in_proportion_to_the_update_counts_as_of_known_size(batch: tuple[TwoLayerNet, Batch]) -> None:
+    found = released(GaussianNoise(0.5, relative=True), *batch)
+    values = torch.cat([value.flatten() for value in found.update.values()])
+    std = 0.5 * float(values.square().mean().sqrt())
+    assert torch.allclose(found.information, released(GaussianNoise(std), *batch).information, rtol=1e-9)
+    assert found.notes == ("the information in the size of the noise is left out",)
+
+
+def test_what_follows_the_noise_adds_no_information(batch: tuple[TwoLayerNet, Batch]) -> None:
+    noise = GaussianNoise(STD)
+    found = released(Chain([GradientPruning(fraction=0.4), noise, Rounded()]), *batch)
+    expected = released(Chain([GradientPruning(fraction=0.4), noise]), *batch)
+    assert torch.equal(found.information, expected.information)
+    assert found.notes == (*expected.notes, "what the defenses after the noise hide is left out")
+
+
+def test_masks_of_a_chain_are_those_that_it_draws(batch: tuple[TwoLayerNet, Batch]) -> None:
+    net, true = batch
+    chain = Chain([GradientDropout(rate=0.4), GradientDropout(rate=0.3)])
+    jacobian, round_ = released(Defense(), net, true), Round(true, gradient_of(net))
+    drawn = chain.transform_update(jacobian.update, round_, torch.Generator().manual_seed(1))
+    found = released(chain, net, true)
+    mean = found.release.mean(found.update)
+    assert all(torch.equal(mean[name], value) for name, value in drawn.items())
+
+
 @pytest.mark.parametrize(
     "defense",
     [
         GradientDropout(rate=0.4, rescale=True),
-        GaussianNoise(std=0.1, relative=True),
-        GaussianNoise(std=0.1, before_averaging=True),
-        LaplaceNoise(scale=0.1),
-        Chain([GradientClipping(bound=1.0), GaussianNoise(std=0.1)]),
+        MixUp(1.0),
+        SVTPrivacy(),
         Rounded(),
     ],
     ids=repr,

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lit_recon.defenses import GaussianNoise, GradientDropout, NetworkDropout, Round
-from lit_recon.defenses.averaged import seen_in_mean
+from lit_recon.defenses.combined import seen_in_mean
 from lit_recon.defenses.release import per_example_gradients
 from lit_recon.errors import ConfigError
 from lit_recon.models import Backbone

@@ -23,7 +23,7 @@ from lit_recon.defenses import (
     SVTPrivacy,
 )
 from lit_recon.defenses import noise as with_noise
-from lit_recon.defenses.averaged import AveragedDefense
+from lit_recon.defenses.combined import AveragedDefense
 from lit_recon.defenses.noise import _first_passes, _log_waiting
 from lit_recon.defenses.vectors import flatten, mean_update
 from lit_recon.errors import ConfigError

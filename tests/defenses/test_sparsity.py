@@ -24,7 +24,7 @@ from lit_recon.defenses import (
     Round,
     defended_gradient,
 )
-from lit_recon.defenses.averaged import AveragedDefense
+from lit_recon.defenses.combined import AveragedDefense
 from lit_recon.defenses.sparsity import lowest
 from lit_recon.defenses.vectors import flatten
 from lit_recon.models import Backbone

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 
 from lit_recon.attacks.shadow import GradientDescent, KnownTraining, ShadowPlan, train_models
 from lit_recon.attacks.shadow.training import unflatten
-from lit_recon.data import InformedSplitSettings, draw_informed_split
+from lit_recon.data.informed_splits import InformedSplitSettings, draw_informed_split
 from lit_recon.data.sources import Digits
 from lit_recon.models.released import ReleasedMLP
 from tests.processes import outputs, ranks

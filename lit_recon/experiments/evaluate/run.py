@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from lit_recon.bounds.fisher import check_size
 from lit_recon.clients import Client
 from lit_recon.clients.aggregate import one_client
 from lit_recon.defenses import Batch, BatchGradient, Defense, defended_gradient, simulated_gradient
-from lit_recon.defenses.averaged import seen_in_mean
+from lit_recon.defenses.combined import AveragedDefense, seen_in_mean
 from lit_recon.errors import ConfigError, LitReconError, MissingDataError, RunExistsError, TimeLimitError
 from lit_recon.experiments.call import Call
 from lit_recon.experiments.configuration import allow_class_path, settings_parser
@@ -147,7 +147,7 @@ def _line(error: Exception) -> str:
 def _bound(cell: GridCell, settings: AttackSettings, shared: dict[str, Any], large: BoundSettings) -> dict[str, Scalar]:
     """The record of one cell; a LitReconError says why there is no bound, a MemoryError why it is not computed."""
     defense = settings.defense or Defense()
-    std = seen_in_mean(defense, settings.client.n_clients).released_std(settings.victims.batch_size)
+    std = _equal_noise(seen_in_mean(defense, settings.client.n_clients), settings.victims.batch_size)
     if std == 0:
         raise ConfigError("without noise an update may determine its images exactly: the only bound is 0")
     if _tells_statistics(cell, settings, shared):
@@ -157,22 +157,34 @@ def _bound(cell: GridCell, settings: AttackSettings, shared: dict[str, Any], lar
     victims = victim_data(settings)
     prior = GaussianPrior.fitted(victims.public.pixels(), _FLOOR)
     stored, own = (json.dumps([*depends, repr(part)], default=str) for part in (defense.without_noise(), defense))
-    if stored not in shared and own not in shared:
+    if (std is None or stored not in shared) and own not in shared:
         target = find_target(settings.backbone, victims, settings.seed, settings.model)
         too_large = _too_large(target.model, settings.victims.batch_size * math.prod(victims.image_shape))
         if too_large and not large.clients:
             raise MemoryError(f"{too_large}; or set bound.clients: without a stored Jacobian it takes minutes")
         model = sent_out(settings, target.trained(settings.trainer).model, victims)
         client = settings.client.client(model, defense)
-        if too_large:
+        if std is None and not too_large:  # as with noise of one size, all clients
+            large = replace(large, clients=len(victims.batches))
+        if too_large or std is None:
             jacobians = shared.setdefault(json.dumps(depends, default=str), {})
             shared[own] = _first_clients(settings, large, client, victims, prior, jacobians)
         else:
             shared[stored] = _informations(settings, client, victims, defense)
-    if stored in shared:
+    if std is not None and stored in shared:
         return noise_bounds(shared[stored], std, prior)
     found: dict[str, Scalar] = shared[own]
     return found
+
+
+def _equal_noise(defense: Defense | AveragedDefense, n: int) -> float | None:
+    """The standard deviation of normal noise, the same on all coordinates; None for noise of another kind."""
+    try:
+        return defense.released_std(n)
+    except ConfigError:
+        if isinstance(defense, AveragedDefense):
+            raise
+        return None
 
 
 def _too_large(model: nn.Module, n_inputs: int) -> str:

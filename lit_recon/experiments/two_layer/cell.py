@@ -143,10 +143,10 @@ def _released(
     family = settings.defenses.get(cell.defense)
     if family is not None and family.defense is None:
         local = local_update(instance, int(cell.strength or 1), settings.local_rho)
-        return theory.autograd_jacobian(local, instance.inputs).released(cell.sizes.noise)
+        return theory.autograd_jacobian(local, instance.inputs).released(theory.NoisyRelease(cell.sizes.noise))
     jacobian = theory.TwoLayerJacobian(instance.net, instance.inputs, instance.targets)
     if family is None or family.defense is None or cell.strength is None:
-        return jacobian.released(cell.sizes.noise)
+        return jacobian.released(theory.NoisyRelease(cell.sizes.noise))
     batch, gradient = Batch(instance.inputs, instance.targets), instance.gradient
     defense, noise = family.defense(cell.strength), cell.sizes.noise
     by_example = Stage.PER_EXAMPLE in defense.stages
@@ -180,10 +180,10 @@ def local_update(instance: Instance, steps: int, rho: float) -> Callable[[Tensor
 
 
 def _likeliest_error(instance: Instance, observed: Update, released: theory.ReleasedInformation) -> float | None:
-    """Error of maximum likelihood started at the truth; None where the defense is more than mask and noise."""
+    """Error of maximum likelihood started at the truth; None where the defense is more than mask and normal noise."""
     release, mean = replace(released.release, bound=math.inf), released.release.mean(released.update)
     masked = release.mean(instance.net.update(instance.inputs, instance.targets))
-    if any(not torch.equal(masked[name], value) for name, value in mean.items()):
+    if release.family != "gaussian" or any(not torch.equal(masked[name], value) for name, value in mean.items()):
         return None
     found = theory.likeliest_inputs(instance.net, instance.inputs, instance.targets, observed, release)
     return float((found - instance.inputs).square().sum(dim=1).mean().sqrt())
@@ -195,7 +195,7 @@ def _facts(instance: Instance, released: theory.ReleasedInformation) -> tuple[fl
     if released.release.kept is None:
         return 1.0, clip
     jacobian = theory.TwoLayerJacobian(instance.net, instance.inputs, instance.targets)
-    kept = theory.GaussianRelease(1.0, released.release.kept).precision(jacobian.update)
+    kept = theory.NoisyRelease(1.0, released.release.kept).precision(jacobian.update)
     return float(jacobian.gram(kept).trace() / jacobian.gram().trace()), clip
 
 

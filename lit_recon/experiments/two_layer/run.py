@@ -110,7 +110,7 @@ def _privacy(settings: TwoLayerSettings, base: TwoLayerCell) -> list[dict[str, f
     rows = []
     for epsilon in settings.epsilons:
         noise = sensitivity / gaussian_mu(epsilon, settings.delta)
-        found = theory.cramer_rao(theory.fisher_information(jacobian, theory.GaussianRelease(noise)))
+        found = theory.cramer_rao(theory.fisher_information(jacobian, theory.NoisyRelease(noise)))
         rows.append(
             {
                 "epsilon": epsilon,

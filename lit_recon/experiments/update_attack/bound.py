@@ -85,7 +85,8 @@ def has_batch_norm(model: nn.Module) -> bool:
     return any(isinstance(module, _BatchNorm) for module in model.modules())
 
 
-#: Jacobians of clients' updates, by the client's number, whether gradients are summed, and whether there is noise.
+#: Jacobians of clients' updates, by the client's number, whether gradients are summed, and whether all that is random
+#: in the defense is noise.
 Jacobians = dict[tuple[int, bool, bool], NetworkJacobian]
 
 
@@ -110,7 +111,8 @@ def update_bound(
     defense = settings.defense or Defense()
     std = _known_std(defense, len(batch.images))
     # the closed form for clipped examples is that of a sum of gradients
-    key = number, Stage.PER_EXAMPLE in defense.stages, bool(std)
+    # random masks are those of the update, which is in single precision
+    key = number, Stage.PER_EXAMPLE in defense.stages, std != 0 and not defense.reads_zeros
     if key not in jacobians:
         jacobians[key] = _jacobian(bound, client, batch, *key)
     jacobian = jacobians[key]
@@ -123,9 +125,8 @@ def update_bound(
 def _jacobian(
     bound: BoundSettings, client: Client, batch: Batch, number: int, summed: bool, noisy: bool
 ) -> NetworkJacobian:
-    """The Jacobian of a client's mean or `summed` gradient; with noise in double precision where that costs little."""
+    """The Jacobian of a client's mean or `summed` gradient; if `noisy`, in double precision where that costs little."""
     network, weights = pure_copy(client.model, client.batch_norm), Weights.of(client.model)
-    # random masks are those of the update, which is in single precision
     if noisy and batch.images.numel() * sum(value.numel() for value in weights.parameters.values()) <= _SMALL:
         weights, batch = Weights(*map(doubled, weights)), Batch(batch.images.double(), batch.labels)
     return NetworkJacobian(

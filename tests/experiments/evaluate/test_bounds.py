@@ -19,7 +19,16 @@ import yaml
 from lit_recon.attacks.updates import GradientMatching
 from lit_recon.bounds import GaussianPrior, NetworkJacobian
 from lit_recon.bounds.fisher import check_size
-from lit_recon.defenses import DPSGD, Defense, GaussianNoise
+from lit_recon.defenses import (
+    DPSGD,
+    Chain,
+    Defense,
+    GaussianNoise,
+    GradientPruning,
+    LaplaceNoise,
+    MixUp,
+    OptimalGradientNoise,
+)
 from lit_recon.errors import ConfigError, TimeLimitError
 from lit_recon.experiments.evaluate import run
 from lit_recon.experiments.evaluate import run as command
@@ -305,6 +314,33 @@ def test_a_jacobian_that_is_too_large_is_a_lack_of_memory(too_large: Callable[..
     settings = command.AttackSettings(**cell.built(tmp_path))
     with pytest.raises(MemoryError, match="has more than 10 entries .*; or set bound.clients"):
         command._bound(cell, settings, {}, BoundSettings())
+
+
+@pytest.mark.parametrize("large", [True, False], ids=["large", "small"])
+def test_noise_that_differs_or_is_not_normal_has_a_bound_too(
+    large: bool, too_large: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An information of 1 / scale^2 about each coordinate, as with normal noise of this standard deviation."""
+    if not large:
+        monkeypatch.setattr(command, "check_size", check_size)
+    shared: dict[str, Any] = {}
+
+    def of(defense: Defense, clients: int) -> dict[str, Any]:
+        cell = too_large(defense)
+        return command._bound(cell, command.AttackSettings(**cell.built(tmp_path)), shared, BoundSettings(clients))
+
+    expected = of(GaussianNoise(0.1), clients=2 * large)
+    for defense in (LaplaceNoise(0.1), Chain([GaussianNoise(0.1), GradientPruning(0.5)])):
+        if large:
+            with pytest.raises(MemoryError, match="or set bound.clients"):
+                of(defense, clients=0)
+        found = of(defense, clients=2 * large)
+        assert found["clients"] == 2  # of a small network all
+        assert found["rmse"] == pytest.approx(expected["rmse"], rel=1e-4)
+    proportional = of(OptimalGradientNoise(0.1), clients=2 * large)
+    assert 0 < proportional["rmse"] < 0.25
+    with pytest.raises(ConfigError, match="no bound is known for MixUp"):
+        of(MixUp(1.0), clients=2)
 
 
 @pytest.mark.parametrize("defense", [GaussianNoise, lambda std: DPSGD(1.0, std)], ids=["noise", "dpsgd"])

@@ -9,7 +9,7 @@ import torch
 from torch.nn.utils import vector_to_parameters
 
 from lit_recon.attacks.shadow import GradientDescent, ShadowPlan
-from lit_recon.data import InformedSplitSettings, draw_informed_split
+from lit_recon.data.informed_splits import InformedSplitSettings, draw_informed_split
 from lit_recon.data.sources import Digits
 from lit_recon.experiments.rero.score import membership_auc
 from lit_recon.models.released import ReleasedMLP

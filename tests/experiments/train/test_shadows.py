@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from lit_recon.attacks.shadow import PrivateDescent
-from lit_recon.data import InformedSplitSettings
+from lit_recon.data.informed_splits import InformedSplitSettings
 from lit_recon.experiments.released_attack.settings import ShadowSettings
 from lit_recon.experiments.train.shadows import store_folder
 

@@ -144,7 +144,7 @@ def test_a_finished_study_is_not_touched_but_grows(
     ("defense", "strength", "words"),
     [
         ("MixUp", 2.0, "no bound is known for MixUp(alpha="),
-        ("LaplaceNoise", 2.0, "no bound is known for LaplaceNoise(scale=0.5)"),
+        ("SVTPrivacy", 0.9, "no bound is known for SVTPrivacy(fraction=0.5"),
         ("GradientDropout", 2.0, "needs rate in [0, 1]; got 2"),
     ],
 )

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from lit_recon.bounds import GaussianPrior, autograd_jacobian, cramer_rao
+from lit_recon.bounds import GaussianPrior, NoisyRelease, autograd_jacobian, cramer_rao
 from lit_recon.clients import ClientSettings, GradientOperator, LocalTraining
 from lit_recon.defenses import (
     DPSGD,
@@ -20,9 +20,11 @@ from lit_recon.defenses import (
     Defense,
     ExcludedVariables,
     GaussianNoise,
+    GradientClipping,
     GradientDropout,
     GradientPruning,
     LaplaceNoise,
+    MixUp,
     OptimalGradientNoise,
 )
 from lit_recon.errors import ConfigError
@@ -68,7 +70,7 @@ def test_the_bound_of_gaussian_noise_is_that_of_the_stored_jacobian(n: int, std:
     dense = autograd_jacobian(
         lambda x: operator(weights, Batch(x, batch(n).labels), "functional"), batch(n).images.double()
     )
-    expected = cramer_rao(dense.released(std).information).rmse
+    expected = cramer_rao(dense.released(NoisyRelease(std)).information).rmse
     own = found(GaussianNoise(std), n)
     assert own["bound_rmse"] == pytest.approx(expected, rel=1e-3)
     assert own["unknown_directions"] == 0
@@ -116,12 +118,27 @@ def test_noise_by_coordinate_has_a_bound_that_says_what_it_leaves_out() -> None:
     assert bound_notes({0: own}) == ["Lower bounds: the information in the variances themselves is left out."]
 
 
+def test_noise_of_other_kinds_and_in_chains_has_a_bound() -> None:
+    rmses = {
+        name: found(defense)["bound_independent_rmse"]
+        for name, defense in {
+            "normal": GaussianNoise(1e-3),
+            "laplace": LaplaceNoise(1e-3),
+            "dropped": Chain([GradientDropout(0.5), GaussianNoise(1e-3)]),
+            "clipped": Chain([GradientClipping(1e3), GaussianNoise(1e-3)]),
+            "after": Chain([GaussianNoise(1e-3), GradientPruning(0.5)]),
+        }.items()
+    }
+    # an information of 1 / scale^2 in each coordinate; clipping that does not act, and what follows the noise
+    for name in ("laplace", "clipped", "after"):
+        assert rmses[name] == pytest.approx(rmses["normal"], rel=1e-4)  # single precision where masks are drawn
+    assert 1.1 * rmses["normal"] < rmses["dropped"] < 2 * rmses["normal"]  # measured 1.5
+    relative = found(GaussianNoise(1e-3, relative=True))
+    assert bound_notes({0: relative}) == ["Lower bounds: the information in the size of the noise is left out."]
+
+
 def test_where_no_bound_is_known_the_reason_is_said() -> None:
-    for defense in (
-        LaplaceNoise(0.1),
-        Chain([GradientDropout(0.5), GaussianNoise(0.1)]),
-        GaussianNoise(0.1, relative=True),
-    ):
+    for defense in (MixUp(1.0), Chain([GradientDropout(0.5, rescale=True), GaussianNoise(0.1)])):
         with pytest.raises(ConfigError, match="no bound is known"):
             found(defense)
     with pytest.raises(ConfigError, match="one gradient each"):

@@ -14,7 +14,7 @@ from lit_recon.attacks.updates.features.exact import ExactRecovery
 from lit_recon.attacks.updates.features.layer import LayerGradient, gradient_noise
 from lit_recon.attacks.updates.features.moments import MomentRecovery
 from lit_recon.bounds.cramer_rao import unit_norm_cramer_rao
-from lit_recon.bounds.fisher import GaussianRelease, fisher_information
+from lit_recon.bounds.fisher import NoisyRelease, fisher_information
 from lit_recon.bounds.two_layer import TwoLayerJacobian, TwoLayerNet
 
 Build = Callable[..., tuple[LayerGradient, Tensor, Tensor]]
@@ -70,7 +70,7 @@ def test_noise_that_drowns_the_layer_costs_what_it_has_to(build: Build, activati
         assert "times the noise" in found.notes[0]
         errors.append(squared_error(truth, found.features))
         net = TwoLayerNet(seen.weight, seen.bias, seen.head_weight, activation, "cross_entropy")
-        information = fisher_information(TwoLayerJacobian(net, truth, labels), GaussianRelease(std))
+        information = fisher_information(TwoLayerJacobian(net, truth, labels), NoisyRelease(std))
         bounds.append(unit_norm_cramer_rao(information, truth).squared)
     ratio = sum(errors) / sum(bounds)
     # a maximum-likelihood fit meets the bound; 184 independent coordinates leave a spread of 0.1; measured 1.02 to 1.06
@@ -130,7 +130,7 @@ def test_a_head_of_one_output_costs_what_it_has_to(dropped: float, released: str
             * (torch.rand(value.shape, generator=generator) >= dropped)
             for name, value in jacobian.update.items()
         }
-        release = GaussianRelease(std, kept)
+        release = NoisyRelease(std, kept)
         update = release.drawn(jacobian.update, generator)
         seen = LayerGradient(
             weight=weight,

@@ -25,7 +25,7 @@ def _cells(record: Content) -> list[Row]:
     return list(row_of(record)["tables"]["evaluation"])
 
 
-def _price(row: Row, cells: Iterable[Row]) -> float:
+def _cost(row: Row, cells: Iterable[Row]) -> float:
     """Points of accuracy that the defense costs."""
     undefended = next(cell["accuracy"] for cell in cells if cell["defense"] == "none")
     return float(100 * (undefended - row["accuracy"]))
@@ -41,11 +41,11 @@ def _cell(rows: list[Row]) -> str:
 
 
 def _grid(record: Content) -> str:
-    """Every batch size of a grid: attacks by defense and strength; accuracy and price where networks were trained."""
+    """Every batch size of a grid: attacks by defense and strength; accuracy and cost where networks were trained."""
     cells, grid = _cells(record), configuration(f"evaluate/{record['name']}.yaml")
     attacks = [name for name in grid["attacks"] if select(cells, attack=name)]
     header = ["defense", *(grid["attacks"][name]["title"] for name in attacks)]
-    header += ["accuracy", "price in points"] if grid["utility"] else []
+    header += ["accuracy", "cost in points"] if grid["utility"] else []
     parts = []
     for batch in sorted({cell["batch_size"] for cell in cells}):
         chosen = select(cells, batch_size=batch)
@@ -54,8 +54,8 @@ def _grid(record: Content) -> str:
             same = [row for row in chosen if _strength(row) == (defense, strength)]
             found = [_cell([row for row in same if row["attack"] == name]) for name in attacks]
             if grid["utility"]:
-                price = "" if defense == "none" else shown(_price(same[0], cells), "+.1f")
-                found += [shown(same[0]["accuracy"], ".1%"), price]
+                cost = "" if defense == "none" else shown(_cost(same[0], cells), "+.1f")
+                found += [shown(same[0]["accuracy"], ".1%"), cost]
             rows.append([title_of(grid, defense, strength), *found])
         base = next(row for row in chosen if row.get("nearest_public_rmse") is not None)
         nearest, mean = (shown(base[f"{name}_rmse"]) for name in ("nearest_public", "mean_image"))

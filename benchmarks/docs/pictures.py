@@ -20,7 +20,7 @@ from lit_recon.reporting.plots import Plot, draw
 FOLDER = ROOT / "docs" / "images"
 #: By file name the records and what is plotted of them.
 PICTURES: dict[str, tuple[str, Callable[[Sequence[Content]], list[Plot]]]] = {
-    "liu2025_price.svg": ("all liu2025_table4_small_**", study.price_plots),
+    "liu2025_cost.svg": ("all liu2025_table4_small_**", study.cost_plots),
 }
 
 

@@ -255,7 +255,7 @@ def membership(record: Content) -> str:
     attacks = {
         "train_both": "train on both",
         "loss": "compare losses",
-        "calibrated_loss": "compare losses with the usual",
+        "calibrated_loss": "compare calibrated losses",
         "reconstruction": "reconstruct",
     }
 

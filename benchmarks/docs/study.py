@@ -179,18 +179,18 @@ def optimal_defenses(record: Content) -> str:
     return markdown(["defense", "MSE", "PSNR", "accuracy"], lines)
 
 
-@table("liu2025_price_small", f"all {_GRID}_**")
-def small_price(records: Sequence[Content]) -> str:
-    return equal_price(records, _GRID)
+@table("liu2025_cost_small", f"all {_GRID}_**")
+def small_cost(records: Sequence[Content]) -> str:
+    return equal_cost(records, _GRID)
 
 
-@table("digits_small_price", "digits_small")
-def digits_price(record: Content) -> str:
-    return equal_price([record], "digits_small")
+@table("digits_small_cost", "digits_small")
+def digits_cost(record: Content) -> str:
+    return equal_cost([record], "digits_small")
 
 
-def equal_price(records: Sequence[Content], name: str) -> str:
-    """What the strongest attack finds on single images at a limit to the loss of accuracy, by side."""
+def equal_cost(records: Sequence[Content], name: str) -> str:
+    """What the strongest attack finds on single images at a limit to the cost, by side."""
     grid = configuration(f"evaluate/{name}.yaml")
     found = _comparisons(grid, records)
     if not found:
@@ -227,11 +227,11 @@ def ranking(records: Sequence[Content]) -> str:
             cells.append("; ".join([f"**{ranked[0]}**", *ranked[1:]]))
         rows.append([f"{100 * limit:g}", *cells])
     titles_of_new = _titles(grid, new)
-    header = ["points at most", f"without {titles_of_new}", f"with {titles_of_new}"]
+    header = ["cost, points at most", f"without {titles_of_new}", f"with {titles_of_new}"]
     return markdown([*header, f"with {titles_of_new}, statistics of the batch not known"], rows)
 
 
-def price_plots(records: Sequence[Content]) -> list[Plot]:
+def cost_plots(records: Sequence[Content]) -> list[Plot]:
     """Accuracy lost against RMSE of the strongest attack of honest servers on single images, without and with new ones.
 
     The dashed line joins the points that no other one beats in both respects. Bars are standard errors: of batches, and
@@ -250,14 +250,14 @@ def price_plots(records: Sequence[Content]) -> list[Plot]:
             f"honest servers, {title}",
             x_label="accuracy lost, in percentage points",
             y_label="RMSE of the strongest attack (higher: protects better)",
-            series=_price_series(grid, records, barred),
+            series=_cost_series(grid, records, barred),
             levels=levels,
         )
         for title, barred in sides.items()
     ]
 
 
-def _price_series(grid: Row, records: Sequence[Content], barred: set[str]) -> list[Series]:
+def _cost_series(grid: Row, records: Sequence[Content], barred: set[str]) -> list[Series]:
     batches = [row for row in select(_rows(records, "batches", grid), batch_size=1) if row["attack"] not in barred]
     known = strengths_of(_strengths(grid), _rows(records, "utility"), batches, sign=1)
     series, points = [], []
@@ -302,7 +302,7 @@ def _knowing(grid: Row, records: Sequence[Content]) -> set[str]:
 
 
 def _comparisons(grid: Row, records: Sequence[Content]) -> list[DefenseComparison]:
-    """Defenses at equal loss of accuracy, by side."""
+    """Defenses at equal cost, by side."""
     malicious, left_out = _malicious(grid), grid.get("without", [])
     titles = {name: attack["title"] for name, attack in grid["attacks"].items()}
     sides = sides_of(titles, malicious, left_out, _knowing(grid, records))
@@ -346,7 +346,7 @@ def _side(grid: Row, compared: DefenseComparison) -> str:
     for limit, found in compared.found.items():
         best = max(found, key=lambda name: found[name].value)
         rows.append([f"{100 * limit:g}", *(_protection(found[name], name == best, len(names)) for name in names)])
-    header = ["points at most", *(grid["defenses"][name]["title"] for name in names)]
+    header = ["cost, points at most", *(grid["defenses"][name]["title"] for name in names)]
     title = compared.side.title
     return f"{title[0].upper()}{title[1:]}:\n\n{markdown(header, rows)}" if title else markdown(header, rows)
 

@@ -36,11 +36,11 @@ def grid() -> dict[str, Any]:
     return run("digits_small", metrics={}, tables={"evaluation": cells})
 
 
-def test_a_grid_names_the_strongest_attack_and_the_price(grid: dict[str, Any]) -> None:
+def test_a_grid_names_the_strongest_attack_and_the_cost(grid: dict[str, Any]) -> None:
     text = grids._grid(grid)
     assert text.startswith("Batch 1. RMSE over 8 images; the nearest public image has 0.140, the mean image 0.280:")
     assert lines(text) == [
-        ["defense", "gradient inversion", "Robbing the Fed", "accuracy", "price in points"],
+        ["defense", "gradient inversion", "Robbing the Fed", "accuracy", "cost in points"],
         ["no defense", "*0.080*", "**1e-8**", "98.0 %", ""],
         ["pruning 0.9", "**0.100**", "0.170", "96.0 %", "+2.0"],
         ["pruning 0.99", "**0.180**", "–", "94.0 %", "+4.0"],
@@ -48,7 +48,7 @@ def test_a_grid_names_the_strongest_attack_and_the_price(grid: dict[str, Any]) -
     ]
 
 
-def test_a_grid_without_trainings_has_no_price() -> None:
+def test_a_grid_without_trainings_has_no_cost() -> None:
     cells: list[dict[str, Any]] = [
         {"defense": "none", "attack": attack, "batch_size": 4, "n": 8.0, "rmse": error, "strongest": strongest}
         | {"nearest_public_rmse": 0.17, "mean_image_rmse": 0.22}

@@ -95,9 +95,9 @@ def test_bounds_have_a_column_where_there_are_any(parts: list[Any]) -> None:
     assert (plain[at], first[0], first[at]) == ("–", "clipping 8", "5e-4")
 
 
-def test_equal_price_is_told_with_and_without_the_new_attack(parts: list[Any]) -> None:
-    text = study.small_price(parts)
-    honest, without, every = text.split("points at most")[1:]
+def test_equal_cost_is_told_with_and_without_the_new_attack(parts: list[Any]) -> None:
+    text = study.small_cost(parts)
+    honest, without, every = text.split("cost, points at most")[1:]
     assert "| 1 | **0.004** (at 8" in honest  # one point is what the weakest strength costs
     assert "| 2 | **0.005** (at 8 to 4" in honest  # half way to the next
     assert "| 10 | **> 0.008** (at 2" in honest
@@ -110,7 +110,7 @@ def test_attacks_that_know_batch_statistics_are_left_out_once_more(parts: list[A
     """One that is nearer than all other honest ones and knows these statistics."""
     levels: list[tuple[str, float | None]] = [("none", None), *(("clip", strength) for strength in CLIPPING)]
     told = [part(*level, [], {"liu2025": [1e-4 * (number + 1)] * 2}) for number, level in enumerate(levels)]
-    honest, uninformed, without, every = study.small_price([*parts, *told]).split("points at most")[1:]
+    honest, uninformed, without, every = study.small_cost([*parts, *told]).split("cost, points at most")[1:]
     assert "| 10 | **> 4e-4** (at 2" in honest
     assert "| 10 | **> 0.008** (at 2" in uninformed
     assert "| 10 | **> 4e-4** (at 2" in without
@@ -119,10 +119,10 @@ def test_attacks_that_know_batch_statistics_are_left_out_once_more(parts: list[A
 
 def test_attacks_that_the_grid_does_not_have_do_not_count(parts: list[Any]) -> None:
     strange = part("clip", 8, [], {"another": [0.0, 0.0]})
-    assert study.small_price([*parts, strange]) == study.small_price(parts)
+    assert study.small_cost([*parts, strange]) == study.small_cost(parts)
     assert study.attacks([*parts, strange]) == study.attacks(parts)
     drawn = [
-        [list(series.y) for plot in study.price_plots(own) for series in plot.series]
+        [list(series.y) for plot in study.cost_plots(own) for series in plot.series]
         for own in (parts, [*parts, strange])
     ]
     assert drawn[0] == drawn[1]
@@ -132,7 +132,7 @@ def test_of_several_defenses_the_best_is_named_with_how_sure_that_is(parts: list
     """Local steps of the same accuracies as clipping, and worse attacks."""
     errors = {"feature_maps": [0.5, 0.5], "geiping2020": [0.6, 0.6], "fowl2021": [0.5, 0.5]}
     others = [part("local_steps", steps, [0.39, 0.41], errors) for steps in (3, 5)]
-    honest = study.small_price([*parts, *others]).split("points at most")[1]
+    honest = study.small_cost([*parts, *others]).split("cost, points at most")[1]
     clipping, steps = honest.splitlines()[2].split("|")[2:4]
     assert "best in 0 %" in clipping
     assert "**" in steps
@@ -145,7 +145,7 @@ def test_defenses_are_ranked_with_and_without_the_new_attack(parts: list[Any]) -
     others = [part("local_steps", steps, [0.41, 0.41], errors) for steps in (3, 5)]
     header, *rows = lines(study.ranking([*parts, *others]))
     names = ["without exact maps", "with exact maps"]
-    assert header == ["points at most", *names, "with exact maps, statistics of the batch not known"]
+    assert header == ["cost, points at most", *names, "with exact maps, statistics of the batch not known"]
     assert len(rows) == 4
     for _, without, whole, uninformed in rows:
         assert uninformed == whole  # no attack of these records knows them
@@ -162,7 +162,7 @@ def test_defenses_are_ranked_with_and_without_the_new_attack(parts: list[Any]) -
 
 
 def test_the_plot_has_the_points_of_the_tables(parts: list[Any]) -> None:
-    without, whole = study.price_plots(parts)
+    without, whole = study.cost_plots(parts)
     assert (without.title, whole.title) == ("honest servers, without exact maps", "honest servers, with exact maps")
     assert whole.levels == {"nearest public image": pytest.approx(0.17)}
     for plot, start in ((without, 0.1), (whole, 0.002)):
@@ -189,12 +189,12 @@ def test_pictures_of_other_records_are_noticed(parts: list[Any], tmp_path: Path)
     assert pictures.outdated(Given(parts), tmp_path) == [*pictures.PICTURES]
     pictures.write(Given(parts), tmp_path)
     assert pictures.outdated(Given(parts), tmp_path) == []
-    first = (tmp_path / "liu2025_price.svg").read_bytes()
+    first = (tmp_path / "liu2025_cost.svg").read_bytes()
     assert first.startswith(b"<?xml")
     others = [*parts, part("local_steps", 3, [0.39, 0.41], {"geiping2020": [0.5, 0.5]})]
-    assert pictures.outdated(Given(others), tmp_path) == ["liu2025_price.svg"]
+    assert pictures.outdated(Given(others), tmp_path) == ["liu2025_cost.svg"]
     pictures.write(Given(others), tmp_path)
-    assert (tmp_path / "liu2025_price.svg").read_bytes() != first
+    assert (tmp_path / "liu2025_cost.svg").read_bytes() != first
 
 
 def test_the_pictures_of_the_pages_are_of_the_records() -> None:
@@ -210,9 +210,9 @@ def test_what_was_measured_again_counts_once(parts: list[Any]) -> None:
 
 
 def test_a_defense_is_compared_once_all_its_strengths_are_measured(parts: list[Any]) -> None:
-    assert "clipping" in study.small_price(parts)
-    assert study.small_price(parts[:-1]) == NOT_MEASURED
-    assert study.small_price(parts[1:]) == NOT_MEASURED  # nothing without a defense
+    assert "clipping" in study.small_cost(parts)
+    assert study.small_cost(parts[:-1]) == NOT_MEASURED
+    assert study.small_cost(parts[1:]) == NOT_MEASURED  # nothing without a defense
 
 
 def test_a_strength_at_which_no_attack_of_a_side_works_is_left_out(parts: list[Any]) -> None:
@@ -222,12 +222,12 @@ def test_a_strength_at_which_no_attack_of_a_side_works_is_left_out(parts: list[A
         if row["attack"] != "fowl2021":
             row |= {"applicable": "false", "reason": "the update is zero"}
     tables["batches"] = [row for row in tables["batches"] if row["attack"] == "fowl2021"]
-    honest, *_, every = study.small_price(parts).split("points at most")[1:]
+    honest, *_, every = study.small_cost(parts).split("cost, points at most")[1:]
     assert "| 10 | **> 0.008** (at 2" in honest
     assert "at 8" not in honest
     assert "| 1 | **2e-6** (at 8" in every
     tables["evaluation"][0] |= {"applicable": "true", "reason": "not run yet"}
-    assert study.small_price(parts).count("points at most") == 2  # honest servers are not told
+    assert study.small_cost(parts).count("cost, points at most") == 2  # honest servers are not told
 
 
 def test_the_verdict_names_what_the_new_attack_changes_and_what_is_missing(parts: list[Any]) -> None:
@@ -236,10 +236,10 @@ def test_the_verdict_names_what_the_new_attack_changes_and_what_is_missing(parts
         rows = record["rows"][0]["tables"]["evaluation"]
         rows += [{**row, "reason": "not run yet", "applicable": "true"} for row in ran]
     for records in (parts, parts[::-1]):
-        verdict = study.small_price(records).split("\n\n")[0]
+        verdict = study.small_cost(records).split("\n\n")[0]
         honest, without, every, *rest = verdict.split(". ")
         assert honest == (
-            "Against honest servers, clipping, the only defense compared, does better than none at a loss of at most "
+            "Against honest servers, clipping, the only defense compared, does better than none at a cost of at most "
             "1 point (RMSE 0.004), 2 points (0.005), 5 points (0.008) and 10 points (0.008); without a defense "
             "RMSE is 0.002"
         )
@@ -294,13 +294,13 @@ def test_settings_were_chosen_on_development_images_with_enough_iterations() -> 
 
 def test_figure_3_is_told_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def table(*errors: str) -> str:
-        header = "| points at most | clipping | gradient dropout | Gaussian noise | pruning |"
+        header = "| cost, points at most | clipping | gradient dropout | Gaussian noise | pruning |"
         return f"{header}\n| --- | --- | --- | --- | --- |\n| 1 | {' | '.join(errors)} |"
 
     honest, old, every = table("0", "0", "**1**", "0"), table("0", "0", "0", "**1**"), table("0", "**1**", "0", "0")
     sides = {"Honest servers": honest, "Honest servers, without exact maps": old, "Any server": every}
     text = "\n\n".join(["verdict", *(f"{side}:\n\n{own}" for side, own in sides.items())])
-    monkeypatch.setattr(liu2025.study, "equal_price", lambda records, name: text)
+    monkeypatch.setattr(liu2025.study, "equal_cost", lambda records, name: text)
     keep(tmp_path, "liu2025_table4_small_none", [])
     items = [item for item in liu2025.ITEMS if item.where == "figure 3" and not item.other_data]
     assert [find(Figures(tmp_path), item).text for item in items] == [
@@ -308,7 +308,7 @@ def test_figure_3_is_told_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         "Gaussian noise at 1",
         "pruning at 1",
     ]
-    monkeypatch.setattr(liu2025.study, "equal_price", lambda records, name: f"verdict\n\n{every}")
+    monkeypatch.setattr(liu2025.study, "equal_cost", lambda records, name: f"verdict\n\n{every}")
     assert [item.find(Figures(tmp_path)) is None for item in items] == [False, True, True]
 
 

@@ -63,7 +63,7 @@ def test_a_grid_leaves_a_table_pictures_and_a_verdict(whole: Path, attack: Run) 
     assert all(float(row["rmse"]) > 0 and float(row["accuracy"]) > 0.2 and row["strongest"] == "true" for row in rows)
     assert all(float(row["final_train_loss"]) > 0 for row in rows)
     page = (whole / "report.html").read_text()
-    assert "Price and protection" in page
+    assert "Cost and protection" in page
     pictures = galleries(whole)
     again = attack("report", whole)
     assert again.code == 0

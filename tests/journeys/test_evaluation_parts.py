@@ -203,7 +203,7 @@ def test_bad_grids_are_refused_before_anything_runs(
     assert not RunFolder(workplace / "runs" / "bad").path.exists()
 
 
-def test_a_defense_whose_training_is_impossible_is_attacked_without_a_price(workplace: Path, attack: Run) -> None:
+def test_a_defense_whose_training_is_impossible_is_attacked_without_a_cost(workplace: Path, attack: Run) -> None:
     """DP-SGD clips single gradients, which BatchNorm mixes in training, not in the attacked client."""
     convolutions = {"class_path": "ConvNet", "init_args": {"widths": [4], "norm": "batch"}}
     content = {

@@ -64,7 +64,7 @@ _FIGURES = (
         "a plot; apart, and nearly the same",
         "{membership_mnist: metrics.known.calibrated_loss.auc .2f} and "
         "{membership_mnist: metrics.fresh.calibrated_loss.auc .2f}",
-        "500 known images; models without the image have another one in its place; losses minus the usual",
+        "500 known images; models without the image have another one in its place; calibrated losses",
         "`configs/reconn/membership_mnist.yaml`, minutes on one core",
     ),
     Item(
@@ -73,7 +73,7 @@ _FIGURES = (
         "no such experiment",
         "{membership_digits: metrics.known.calibrated_loss.auc .2f} and "
         "{membership_digits: metrics.fresh.calibrated_loss.auc .2f}",
-        "8x8 digits, 300 known images, 200 games for each; losses minus the usual",
+        "8x8 digits, 300 known images, 200 games for each; calibrated losses",
         "`configs/reconn/membership_digits.yaml`",
         other_data=True,
     ),

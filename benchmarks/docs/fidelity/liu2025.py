@@ -204,7 +204,7 @@ def _bounds(record: Content, defense: str) -> str:
 
 
 def best_defenses(text: str) -> str:
-    """The defense with the largest error for each limit, from a table of `study.equal_price`.
+    """The defense with the largest error for each limit, from a table of `study.equal_cost`.
 
     Empty before all defenses of the paper are in it.
     """
@@ -222,12 +222,12 @@ def best_defenses(text: str) -> str:
     return "; ".join(f"{title} at {limit}" for limit, title in best.items())
 
 
-def _price(records: str, name: str, side: str = "") -> Compute:
-    """The best defense by limit of the price, against attacks of a side of `study.equal_price`, by default the last."""
+def _cost(records: str, name: str, side: str = "") -> Compute:
+    """The best defense by limit of the cost, against attacks of a side of `study.equal_cost`, by default the last."""
 
     def compute(figures: Figures) -> Found | None:
         found = figures.find(records)
-        text = study.equal_price(found, name) if found else NOT_MEASURED
+        text = study.equal_cost(found, name) if found else NOT_MEASURED
         parts = text.split("\n\n")  # the last side is that of any server
         if NOT_MEASURED in text or (side and side not in parts):
             return None
@@ -352,7 +352,7 @@ _REST = (
         "figure 3",
         "best defense at equal utility",
         "gradient pruning has the largest RMSE at the same loss",
-        ours=_price(f"all {GRID}_**", GRID),
+        ours=_cost(f"all {GRID}_**", GRID),
         setting=f"limits in points of accuracy, attacks of any server and exact maps among them; {_SMALL}",
         needs="all strengths of `configs/evaluate/liu2025_table4_small.yaml`",
     ),
@@ -361,7 +361,7 @@ _REST = (
             "figure 3",
             f"the same, {name}",
             "gradient pruning has the largest RMSE at the same loss",
-            ours=_price(f"all {GRID}_**", GRID, side),
+            ours=_cost(f"all {GRID}_**", GRID, side),
             setting=f"limits in points of accuracy; {_SMALL}",
             needs="all strengths of `configs/evaluate/liu2025_table4_small.yaml`",
         )
@@ -374,7 +374,7 @@ _REST = (
         "figure 3",
         "the same on 8x8 digits",
         "no such experiment",
-        ours=_price("digits_small", "digits_small"),
+        ours=_cost("digits_small", "digits_small"),
         setting="ConvNet, two attacks, single images; limits in points of accuracy",
         needs="`configs/evaluate/digits_small.yaml`, minutes",
         other_data=True,

@@ -1,4 +1,4 @@
-"""Comparisons of a grid's defenses at equal loss of accuracy: against which attacks, and what was found."""
+"""Comparisons of a grid's defenses at equal cost: against which attacks, and what was found."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def sides_of(
 
 
 class DefenseComparison(NamedTuple):
-    """Defenses at equal loss of accuracy."""
+    """Defenses at equal cost."""
 
     batch_size: int
     side: Side

@@ -50,7 +50,7 @@ def listed(words: Iterable[str]) -> str:
 
 
 def conclude(names: GridNames, compared: DefenseComparison) -> str:
-    """Which defense protects best against these attacks, at which loss of accuracy, and in how many of the draws."""
+    """Which defense protects best against these attacks, at which cost, and in how many of the draws."""
     side, said = compared.side, _best(names, compared)
     if compared.futile:
         said = "nothing is known: without a defense no attack is better than the nearest public image"
@@ -85,7 +85,7 @@ def _best(names: GridNames, compared: DefenseComparison) -> str:
         else:
             who = "it" if said else f"{names.defenses[only]}, the only defense compared,"
             who += f" does {'no ' * (winner is None)}better than none"
-        said.append(f"{who} at a loss of at most {listed(where)}")
+        said.append(f"{who} at a cost of at most {listed(where)}")
     return f"{'; '.join(said)}; without a defense {names.metric} is {names.show(compared.plain)}"
 
 

@@ -1,8 +1,8 @@
-"""Defenses at equal loss of utility: what the strongest attack still finds, and how sure the ranking is.
+"""Defenses at equal cost: what the strongest attack still finds, and how sure the ranking is.
 
-The strengths of a defense are points, loss of accuracy against the metric of the strongest attack, in the order of the
-grid and beginning at no defense. Straight lines join them, so that defenses are compared at a loss of exactly so much
-and not at the nearest strength of the grid.
+The strengths of a defense are points, cost in accuracy against the metric of the strongest attack, in the order of
+the grid and beginning at no defense. Straight lines join them, so that defenses are compared at a cost of exactly so
+much and not at the nearest strength of the grid.
 """
 
 from __future__ import annotations
@@ -108,12 +108,12 @@ def strengths_of(
 
 
 def compare(defenses: Mapping[str, Sequence[Strength]], limit: float, seed: int = 0) -> dict[str, Protection]:
-    """What every defense leaves the strongest attack at a loss of at most `limit` of accuracy, in [0, 1].
+    """What every defense leaves the strongest attack at a cost of at most `limit` of accuracy, in [0, 1].
 
     Defenses begin with their strength None, no defense; those without it are left out. The means of all batches are
     drawn from Student's distribution around the measured ones, with one draw per batch for all attacks and defenses,
-    which attack the same images; losses of accuracy from Student's distribution with the spread of seeds within all
-    strengths. In every draw the strongest attack is found anew. Where no strength has two trainings, losses are taken
+    which attack the same images; costs from Student's distribution with the spread of seeds within all
+    strengths. In every draw the strongest attack is found anew. Where no strength has two trainings, costs are taken
     as exact. Where an attack has a single batch, so is its metric; no interval is given where that decides a value.
     """
     known = {name: points for name, points in defenses.items() if points and points[0].value is None}

@@ -1,7 +1,7 @@
-"""Comparison of defenses: the strongest attack on each, at equal loss of accuracy.
+"""Comparison of defenses: the strongest attack on each, at equal cost.
 
 The leakage of a defense at a strength is the mean metric (RMSE by default) of its strongest attack, which the evaluator
-selects by the target images. Its price is the loss of accuracy against training without a defense. Attacks with their
+selects by the target images. Its cost is the loss of accuracy against training without a defense. Attacks with their
 own networks are not compared.
 """
 
@@ -49,14 +49,14 @@ class Level:
         return self.evaluation.utility(self.defense, self.strength, "accuracy")
 
     @property
-    def price(self) -> float | None:
+    def cost(self) -> float | None:
         """Mean loss of test accuracy against no defense, in [0, 1]; None where it was not measured."""
         losses = self.evaluation.losses(self.defense, self.strength)
         return statistics.mean(losses) if losses else None
 
     @property
-    def price_error(self) -> float | None:
-        """Standard error of `price`, from trainings with several seeds; None where it is not known."""
+    def cost_error(self) -> float | None:
+        """Standard error of `cost`, from trainings with several seeds; None where it is not known."""
         losses = self.evaluation.losses(self.defense, self.strength)
         return statistics.stdev(losses) / math.sqrt(len(losses)) if len(losses) > 1 else None
 
@@ -113,11 +113,9 @@ def levels(evaluation: Evaluation, batch_size: int, barred: Collection[str] = ()
 
 
 def pareto_front(points: Sequence[Level]) -> list[Level]:
-    """Levels that no other level beats in both price and protection, by increasing price."""
+    """Levels that no other level beats in both cost and protection, by increasing cost."""
     known = [
-        (level.price, level.distance, level)
-        for level in points
-        if level.price is not None and level.distance is not None
+        (level.cost, level.distance, level) for level in points if level.cost is not None and level.distance is not None
     ]
     front: list[Level] = []
     for _, distance, level in sorted(known, key=lambda one: (one[0], -one[1])):
@@ -154,7 +152,7 @@ def _verdict(name: str, points: Sequence[Level]) -> str:
         without = "" if plain is None or plain.value is None else f" against {_value(plain)} without a defense"
         return (
             f"the strongest protection is {best.title}, where {best.attack} reaches a {measure.name.lower()} of "
-            f"{_value(best)}{without}{_price(best)}."
+            f"{_value(best)}{without}{_cost(best)}."
         )
     judged = [level for level in own if level.stops is not None]
     if not judged:
@@ -175,7 +173,7 @@ def _verdict(name: str, points: Sequence[Level]) -> str:
     if stopping is None:
         return (
             f"no strength of the grid stops the strongest attack. The strongest protection is {best.title}, where "
-            f"{best.attack} is still better than the nearest public image ({_against(best)}){_price(best)}."
+            f"{best.attack} is still better than the nearest public image ({_against(best)}){_cost(best)}."
         )
     weaker = [level.title for level in judged[judged.index(stopping) + 1 :] if not level.stops]
     odd = f"; some larger strengths do not ({', '.join(weaker)})" if weaker else ""
@@ -183,7 +181,7 @@ def _verdict(name: str, points: Sequence[Level]) -> str:
     close = ", a margin within one standard error" if error is not None and margin < error else ""
     return (
         f"{stopping.title} stops the strongest attack, {stopping.attack} ({_against(stopping)}{close})"
-        f"{_price(stopping)}{odd}."
+        f"{_cost(stopping)}{odd}."
     )
 
 
@@ -202,10 +200,10 @@ def _against(level: Level) -> str:
     return f"{level.metric.measure.name} {_value(level)} against {baseline} of the nearest public image"
 
 
-def _price(level: Level) -> str:
-    if level.price is None:
-        return "; its price was not measured"
-    points = round(100 * level.price, 1)
+def _cost(level: Level) -> str:
+    if level.cost is None:
+        return "; its cost was not measured"
+    points = round(100 * level.cost, 1)
     if points <= 0:
         return ", and costs no accuracy" + (f" ({-points:.1f} percentage points gained)" if points else "")
     return f", and costs {points:.1f} percentage points of accuracy"

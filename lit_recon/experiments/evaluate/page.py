@@ -79,7 +79,7 @@ def write_evaluation(evaluation: Evaluation, compared: Sequence[DefenseCompariso
         f"the {name} of the strongest attack.",
         panels=[
             _verdicts(evaluation, compared),
-            _prices(evaluation, compared),
+            _costs(evaluation, compared),
             *attack_tables(evaluation),
             *(panel for panel in sections if panel.rows or panel.items or panel.parts),
         ],
@@ -113,7 +113,7 @@ def _verdicts(evaluation: Evaluation, compared: Sequence[DefenseComparison]) -> 
         "which needs no attack."
         if metric.baseline
         else "",
-        "Its price is the loss of accuracy in training.",
+        "Its cost is the loss of accuracy in training.",
         "A malicious server has modified the model before the clients received it, an honest but curious one has not: "
         "verdicts are for any server, then for honest ones only where that makes a difference."
         if evaluation.has_both_servers
@@ -129,18 +129,18 @@ def _verdicts(evaluation: Evaluation, compared: Sequence[DefenseComparison]) -> 
     return Panel("Verdicts", " ".join(filter(None, sentences)), parts=parts)
 
 
-def _prices(evaluation: Evaluation, compared: Sequence[DefenseComparison]) -> Panel:
+def _costs(evaluation: Evaluation, compared: Sequence[DefenseComparison]) -> Panel:
     measure = evaluation.metric.measure
     servers = " and choice of attacks" if len(evaluation.sides) > 1 else ""
     own = [
-        f"Networks behind {evaluation.defenses[name]} are trained with {how}; the price includes what that alone costs."
+        f"Networks behind {evaluation.defenses[name]} are trained with {how}; the cost includes what that alone costs."
         for name, how in evaluation.own_trainings.items()
     ]
     values = [level.value for size in evaluation.batch_sizes for level in levels(evaluation, size)]
     endless = " Levels whose metric is infinite have no point." * (math.inf in map(abs, filter(None, values)))
     description = f"Accuracy lost against {measure.name} of the strongest attack, one plot per batch size{servers}"
     return Panel(
-        "Price and protection",
+        "Cost and protection",
         "Each point is a defense at one strength, the number beside it. "
         f"{'Lower' if measure.better == '↑' else 'Higher'} points protect better, points on the left cost less; no "
         "other point is better in both respects than those on the dashed Pareto front. Bars are standard errors of the "
@@ -219,15 +219,15 @@ def _bound(cell: CellResult, key: str) -> str:
 def scatter(evaluation: Evaluation, kind: str) -> bytes:
     """Accuracy lost against the strongest attack's metric, as `svg` or `png`, by batch size and side."""
     sizes = evaluation.batch_sizes
-    plots = [_price_plot(evaluation, size, side) for side in evaluation.sides for size in sizes]
+    plots = [_cost_plot(evaluation, size, side) for side in evaluation.sides for size in sizes]
     return draw(plots, columns=len(sizes), size=(5.4, 4.4), kind=kind, shared_y=True)
 
 
-def _price_plot(evaluation: Evaluation, size: int, side: Side) -> Plot:
+def _cost_plot(evaluation: Evaluation, size: int, side: Side) -> Plot:
     points = [
         level
         for level in levels(evaluation, size, side.barred)
-        if level.price is not None and level.value is not None and math.isfinite(level.value)
+        if level.cost is not None and level.value is not None and math.isfinite(level.value)
     ]
     series = []
     for index, (name, title) in enumerate({"": "no defense", **evaluation.defenses}.items()):
@@ -237,7 +237,7 @@ def _price_plot(evaluation: Evaluation, size: int, side: Side) -> Plot:
             colour, marker = (COLOURS[index % 8 - 1], MARKS[index % 8 - 1]) if name else ("black", "o")
             line = "-" if name else ""
             series.append(
-                Series(title, *_places(own), line, marker, colour, 0.9, _bars(own), labels, x_errors=_price_bars(own))
+                Series(title, *_places(own), line, marker, colour, 0.9, _bars(own), labels, x_errors=_cost_bars(own))
             )
     if points:
         xs, ys = _places(pareto_front(points))  # drawn as a line that rises at each point only
@@ -251,18 +251,18 @@ def _price_plot(evaluation: Evaluation, size: int, side: Side) -> Plot:
         y_label=f"{measure.name} of the strongest attack ({better}: protects better)",
         series=series,
         levels={} if baseline is None else {"nearest public image": baseline},
-        message="no loss of accuracy was measured",
+        message="no cost in accuracy was measured",
     )
 
 
 def _places(points: Sequence[Level]) -> tuple[list[float], list[float]]:
     """Accuracies lost, in percentage points, and metrics of levels that have both."""
-    return [100 * (level.price or 0.0) for level in points], [level.value or 0.0 for level in points]
+    return [100 * (level.cost or 0.0) for level in points], [level.value or 0.0 for level in points]
 
 
-def _price_bars(points: Sequence[Level]) -> list[float]:
+def _cost_bars(points: Sequence[Level]) -> list[float]:
     """Standard errors of accuracies lost, in percentage points, NaN where one is not known; empty where none is."""
-    errors = [level.price_error for level in points]
+    errors = [level.cost_error for level in points]
     return [math.nan if e is None else 100 * e for e in errors] if any(e is not None for e in errors) else []
 
 

@@ -26,7 +26,7 @@ class DefenseFamily:
         values: values of the strength, from weak to strong.
         title: for tables; default: the name in the grid.
         utility: backbone settings that trainings behind this defense need beside the grid's, such as a norm that
-            DP-SGD can be trained with; the price of the defense then includes what they cost.
+            DP-SGD can be trained with; the cost of the defense then includes what they cost.
     """
 
     settings: PlainSettings

@@ -46,12 +46,12 @@ def comparisons(evaluation: Evaluation) -> list[DefenseComparison]:
 
 
 def equal_utility(evaluation: Evaluation, compared: Sequence[DefenseComparison]) -> list[Panel]:
-    """Defenses at equal loss of accuracy, by batch size and side."""
+    """Defenses at equal cost, by batch size and side."""
     return [_equal_panel(evaluation, one) for one in compared]
 
 
 def conclusions(evaluation: Evaluation, compared: Sequence[DefenseComparison]) -> list[tuple[str, list[str]]]:
-    """By batch size, which defense is best at which loss of accuracy, and what is not measured, in sentences."""
+    """By batch size, which defense is best at which cost, and what is not measured, in sentences."""
     attacks = {name: title for name, title in evaluation.attacks.items() if name not in evaluation.networks}
     metric = evaluation.metric
     names = GridNames(
@@ -217,12 +217,12 @@ def _table(evaluation: Evaluation, size: int, key: str) -> Panel:
         loss = evaluation.utility(*row, "final_train_loss")
         printed = next((str(cell.paper) for cell in evaluation.trainings(*row) if cell.paper is not None), None)
         end = TableCell(MISSING if loss is None else short(loss, 4), [] if printed is None else [f"paper {printed}"])
-        price = MISSING if level.price is None else ABSENT if level.strength is None else f"{100 * level.price:+.1f}"
+        cost = MISSING if level.cost is None else ABSENT if level.strength is None else f"{100 * level.cost:+.1f}"
         rows.append(
             [
                 level.title,
                 *entries,
-                *([accuracy, price, end, stops] if judged else []),
+                *([accuracy, cost, end, stops] if judged else []),
             ]
         )
     best = strongest(cells, evaluation.metric)

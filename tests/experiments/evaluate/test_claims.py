@@ -100,7 +100,7 @@ def _without_baseline(cell: CellResult) -> dict[str, object]:
     return {name: value for name, value in cell.metrics.items() if not name.startswith("baseline")}
 
 
-def test_the_front_is_that_of_prices_of_the_same_seeds() -> None:
+def test_the_front_is_that_of_costs_of_the_same_seeds() -> None:
     """The one seed of strength 0.5 is better than the other two, with every defense and without."""
     found = evaluation(
         {None: {"near": 0.05}, 0.1: {"near": 0.1}, 0.5: {"near": 0.2}, 0.9: {"near": 0.24}},
@@ -108,8 +108,8 @@ def test_the_front_is_that_of_prices_of_the_same_seeds() -> None:
     )
     front = pareto_front(levels(found, 1))
     assert [level.title for level in front] == ["no defense", "noise 0.1", "noise 0.9"]
-    prices = [level.price or 0.0 for level in front]
-    assert prices == sorted(prices)
+    costs = [level.cost or 0.0 for level in front]
+    assert costs == sorted(costs)
 
 
 def test_a_single_batch_of_the_strongest_attack_decides_without_an_interval() -> None:

@@ -34,7 +34,7 @@ def test_the_best_defense_is_named_for_every_loss() -> None:
     noise = [protection(0.3, 0.9), protection(0.4, 0.98)]
     both = compared(clip=[protection(0.2), protection(0.2)], noise=noise)
     assert conclude(NAMES, both) == (
-        "Against honest servers, Gaussian noise protects best at a loss of at most 1 point (RMSE 0.30, best in 90 % of "
+        "Against honest servers, Gaussian noise protects best at a cost of at most 1 point (RMSE 0.30, best in 90 % of "
         "the draws) and 5 points (0.40, best in 98 %); without a defense RMSE is 0.10."
     ).replace(" %", "\N{NO-BREAK SPACE}%")
 
@@ -43,7 +43,7 @@ def test_a_defense_that_is_best_in_more_of_the_draws_is_named_beside_the_best_me
     noise = [protection(0.3, 0.9), protection(0.4, 0.35)]
     both = compared(clip=[protection(0.2, 0.1), protection(0.39, 0.65)], noise=noise)
     assert conclude(NAMES, both) == (
-        "Against honest servers, Gaussian noise protects best at a loss of at most 1 point (RMSE 0.30, best in 90 % of "
+        "Against honest servers, Gaussian noise protects best at a cost of at most 1 point (RMSE 0.30, best in 90 % of "
         "the draws) and 5 points (0.40, best in 35 %, clipping in 65 %); without a defense RMSE is 0.10."
     ).replace(" %", "\N{NO-BREAK SPACE}%")
 
@@ -52,8 +52,8 @@ def test_where_another_defense_or_none_is_best_it_is_said() -> None:
     nothing = protection(0.1, strengths=(None,))
     found = compared(clip=[nothing, protection(0.2, sure=False)], noise=[nothing, nothing])
     assert conclude(NAMES, found) == (
-        "Against honest servers, no defense does better than none at a loss of at most 1 point; clipping protects best "
-        "at a loss of at most 5 points (RMSE 0.20); without a defense RMSE is 0.10."
+        "Against honest servers, no defense does better than none at a cost of at most 1 point; clipping protects best "
+        "at a cost of at most 5 points (RMSE 0.20); without a defense RMSE is 0.10."
     )
 
 
@@ -74,7 +74,7 @@ def test_a_single_defense_is_not_called_the_best() -> None:
     found = compared(2, clip=[protection(0.1, strengths=(None,)), protection(0.2, 1.0)])
     assert conclude(NAMES, found) == (
         "Without exact maps the conclusion for honest servers would be: clipping, the only defense compared, does no "
-        "better than none at a loss of at most 1 point; it does better than none at a loss of at most 5 points (RMSE "
+        "better than none at a cost of at most 1 point; it does better than none at a cost of at most 5 points (RMSE "
         "0.20); without a defense RMSE is 0.10."
     )
 

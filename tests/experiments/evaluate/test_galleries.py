@@ -207,7 +207,7 @@ def test_the_page_made_again_has_the_same_pictures(varied: RunFolder) -> None:
     assert {path.name: path.read_bytes() for path in varied.figures.glob("gallery*")} == before
     for panel in gallery_panels(Evaluation.read(varied)):
         assert all(picture.address in page and picture.address in again for picture in panel.pictures)
-    order = ["Price and protection", "Other metrics", "Images", "<h3>pruning, batch 2", "<h3>noise, batch 2"]
+    order = ["Cost and protection", "Other metrics", "Images", "<h3>pruning, batch 2", "<h3>noise, batch 2"]
     assert sorted(order, key=page.rindex) == order
 
 

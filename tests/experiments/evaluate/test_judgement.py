@@ -24,13 +24,13 @@ from tests.experiments.evaluate.conftest import LEAKAGE, NEAREST, change, entry,
 REST = {"aware": None, "paper": None, "measures": {}, "reason": "", "applicable": True, "bound": {}}
 
 
-def judged(prices: dict[float, float], limits: Sequence[float] = (0.02,), **metrics: Scalar) -> Evaluation:
-    """A defense that costs `prices` by strength, and protects the better the larger its strength."""
+def judged(costs: dict[float, float], limits: Sequence[float] = (0.02,), **metrics: Scalar) -> Evaluation:
+    """A defense that costs `costs` by strength, and protects the better the larger its strength."""
     cells = []
-    for strength, price in {None: 0.0, **prices}.items():
+    for strength, cost in {None: 0.0, **costs}.items():
         name = "none" if strength is None else "noise"
         scored = {"rmse": 0.1 + 0.1 * (strength or 0), "baseline_nearest_public_rmse": 0.2, **metrics}
-        for kind, found in (("utility", {"accuracy": 0.9 - price, "final_train_loss": 0.5}), ("attack", scored)):
+        for kind, found in (("utility", {"accuracy": 0.9 - cost, "final_train_loss": 0.5}), ("attack", scored)):
             own = {"attack": "near" * (kind == "attack"), "batch_size": 4, "folder": Path(f"{kind}-{strength}")}
             cells.append(CellResult(kind=kind, defense=name, strength=strength, metrics=found, **own, **REST))
     words = {"near": "Near"}, {"noise": "noise"}
@@ -85,7 +85,7 @@ def test_the_strongest_attack_is_the_one_that_comes_closest(evaluated: RunFolder
     }
     assert [level.value for level in found.values()] == [0.04, 0.06, 0.25, 0.15, 0.19]
     assert [level.stops for level in found.values()] == [False, False, True, False, False]
-    assert [level.price for level in found.values()] == pytest.approx([0.0, 0.0, 0.1, 0.02, None])
+    assert [level.cost for level in found.values()] == pytest.approx([0.0, 0.0, 0.1, 0.02, None])
     assert found["no defense"].standard_error == pytest.approx(0.03)
 
 
@@ -101,14 +101,14 @@ def test_no_point_of_the_front_is_beaten_and_all_others_are(evaluated: RunFolder
         )
 
 
-def test_defenses_are_compared_at_equal_price(evaluated: RunFolder) -> None:
+def test_defenses_are_compared_at_equal_cost(evaluated: RunFolder) -> None:
     evaluation = Evaluation.read(evaluated)
     compared = comparisons(evaluation)
     table, honest = equal_utility(evaluation, compared)
     assert table.title.endswith("any server")
     assert honest.title.endswith("honest servers only")
     assert table.header == ["Points", "pruning", "noise"]
-    # at two points: a fifth of the way from pruning 0.5 to 0.99, which costs ten; noise 1 has no price, and so no >
+    # at two points: a fifth of the way from pruning 0.5 to 0.99, which costs ten; noise 1 has no cost, and so no >
     assert [texts(entries) for entries in honest.rows] == [["≤ 2", "0.098", "0.150"], ["≤ 20", "> 0.250", "0.150"]]
     assert [texts(entries) for entries in table.rows] == [["≤ 2", "0.098", "0.150"], ["≤ 20", "> 0.250", "0.150"]]
     assert table.lead.endswith(
@@ -123,11 +123,11 @@ def test_defenses_are_compared_at_equal_price(evaluated: RunFolder) -> None:
     assert title == "Batch size 2"
     assert len(said) == 3
     assert said[0] == (
-        "Against any server, noise protects best at a loss of at most 2 points (RMSE 0.150, best in 100 % of the draws)"
-        "; pruning protects best at a loss of at most 20 points (0.250, best in 100 %); without a defense RMSE is "
+        "Against any server, noise protects best at a cost of at most 2 points (RMSE 0.150, best in 100 % of the draws)"
+        "; pruning protects best at a cost of at most 20 points (0.250, best in 100 %); without a defense RMSE is "
         "0.040."
     ).replace(" %", "\N{NO-BREAK SPACE}%")
-    assert said[1].startswith("Against honest servers, noise protects best at a loss of at most 2 points (RMSE 0.150")
+    assert said[1].startswith("Against honest servers, noise protects best at a cost of at most 2 points (RMSE 0.150")
     assert said[1].endswith("; without a defense RMSE is 0.050.")
     assert said[2] == "Incomplete: noise 0.1 (Far missing); noise 1 (accuracy missing)."
 
@@ -153,9 +153,9 @@ def test_comparisons_are_repeated_without_an_attack(evaluated: RunFolder) -> Non
         "At equal utility, batch size 2, without Far",
     ]
     ((_, (all_of_them, others, _)),) = conclusions(evaluation, comparisons(evaluation))
-    assert all_of_them.startswith("Noise protects best at a loss of at most 2 points (RMSE 0.150, best in ")
+    assert all_of_them.startswith("Noise protects best at a cost of at most 2 points (RMSE 0.150, best in ")
     assert all_of_them.endswith("; without a defense RMSE is 0.040.")
-    assert others.startswith("Without Far the conclusion would be: noise protects best at a loss of at most 2 points (")
+    assert others.startswith("Without Far the conclusion would be: noise protects best at a cost of at most 2 points (")
     assert others.endswith("; without a defense RMSE is 0.050.")
 
 
@@ -173,10 +173,10 @@ def test_repeated_trainings_give_a_mean_and_a_spread(evaluated: RunFolder) -> No
     assert evaluation.utility_spread("none", None, "accuracy") == pytest.approx(0.01 * 2**0.5)
     assert evaluation.utility_spread("prune", 0.5, "accuracy") is None
     found = {level.title: level for level in levels(evaluation, 2)}
-    assert found["pruning 0.99"].price == pytest.approx(0.1)  # against the training with its own seed
-    assert found["pruning 0.99"].price_error is None
-    assert found["noise 0.1"].price == pytest.approx((0.02 + 0.06) / 2)
-    assert found["noise 0.1"].price_error == pytest.approx(0.02)
+    assert found["pruning 0.99"].cost == pytest.approx(0.1)  # against the training with its own seed
+    assert found["pruning 0.99"].cost_error is None
+    assert found["noise 0.1"].cost == pytest.approx((0.02 + 0.06) / 2)
+    assert found["noise 0.1"].cost_error == pytest.approx(0.02)
     row = attack_tables(evaluation)[0].rows[0]
     accuracy, loss = row[-4], row[-2]
     assert isinstance(accuracy, TableCell)
@@ -193,7 +193,7 @@ def test_verdicts_say_what_stops_the_strongest_attack_and_what_it_costs(evaluate
     assert "costs 10.0 percentage points of accuracy" in pruning
     assert "no strength of the grid stops" in noise
     assert "noise 1" in noise
-    assert "its price was not measured" in noise
+    assert "its cost was not measured" in noise
 
 
 @pytest.mark.parametrize(("margin", "close"), [(0.025, True), (0.035, False)])
@@ -272,9 +272,7 @@ def test_an_attack_on_a_network_of_its_own_is_out_of_competition(evaluated: RunF
 def test_the_page_says_which_defense_was_trained_on_another_network(evaluated: RunFolder) -> None:
     assert "that alone costs" not in build_evaluation(evaluated.path).read_text()
     change(evaluated, trainings={"noise": "trunk.init_args.norm group"})
-    said = (
-        "Networks behind noise are trained with trunk.init_args.norm group; the price includes what that alone costs."
-    )
+    said = "Networks behind noise are trained with trunk.init_args.norm group; the cost includes what that alone costs."
     assert said in build_evaluation(evaluated.path).read_text()
 
 

@@ -110,7 +110,7 @@ def test_defenses_are_compared_once(evaluated: RunFolder, monkeypatch: pytest.Mo
     evaluation = Evaluation.read(evaluated)
     compared = comparisons(evaluation)
     write_evaluation(evaluation, compared, [])
-    assert any("protects best at a loss of" in line for line in summary_lines(evaluation, compared))
+    assert any("protects best at a cost of" in line for line in summary_lines(evaluation, compared))
     assert calls == 2 * [0.02, 0.2]  # any server, and honest ones
 
 
@@ -166,13 +166,13 @@ def test_the_same_evaluation_gives_the_same_plot(evaluated: RunFolder) -> None:
     assert scatter(evaluation, "svg") == scatter(evaluation, "svg")
 
 
-def test_without_trainings_there_is_no_price(evaluated: RunFolder) -> None:
+def test_without_trainings_there_is_no_cost(evaluated: RunFolder) -> None:
     content = json.loads(evaluated.grid.read_text())
     content["cells"] = [cell for cell in content["cells"] if cell["kind"] == "attack"]
     evaluated.grid.write_text(json.dumps(content))
     page = build_evaluation(evaluated.path).read_text()
     assert "At equal utility" not in page
-    assert "its price was not measured" in page
+    assert "its cost was not measured" in page
 
 
 def test_a_folder_without_an_evaluation_is_named(tmp_path: Path) -> None:

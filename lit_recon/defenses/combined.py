@@ -146,11 +146,14 @@ class Chain(Defense):
     def linearized(
         self, jacobian: Jacobian, round_: Round, generator: torch.Generator
     ) -> tuple[Jacobian, NoisyRelease]:
-        release, notes = NoisyRelease(), list[str]()
+        release, notes, before = NoisyRelease(), list[str](), None
         for defense in (one for one in self.defenses if one.stages):
-            if release.std is not None:  # what is done to a release adds no information
-                notes.append("what the defenses after the noise hide is left out")
-                break
+            if release.std is not None:
+                raise ConfigError(f"no bound is known for {defense} after noise: list the noise last")
+            if before is not None and Stage.PER_EXAMPLE in defense.stages:
+                # the Jacobian after the first of them is that of a mean
+                raise ConfigError(f"no bound is known for {defense} after {before}: both change single gradients")
+            before = defense if Stage.PER_EXAMPLE in defense.stages else before
             moved = jacobian.after(release)
             given, found = defense.linearized(moved, round_, generator)
             notes += found.notes

@@ -215,14 +215,6 @@ def test_noise_in_proportion_to_the_update_counts_as_of_known_size(batch: tuple[
     assert found.notes == ("the information in the size of the noise is left out",)
 
 
-def test_what_follows_the_noise_adds_no_information(batch: tuple[TwoLayerNet, Batch]) -> None:
-    noise = GaussianNoise(STD)
-    found = released(Chain([GradientPruning(fraction=0.4), noise, Rounded()]), *batch)
-    expected = released(Chain([GradientPruning(fraction=0.4), noise]), *batch)
-    assert torch.equal(found.information, expected.information)
-    assert found.notes == (*expected.notes, "what the defenses after the noise hide is left out")
-
-
 def test_masks_of_a_chain_are_those_that_it_draws(batch: tuple[TwoLayerNet, Batch]) -> None:
     net, true = batch
     chain = Chain([GradientDropout(rate=0.4), GradientDropout(rate=0.3)])
@@ -246,3 +238,26 @@ def test_masks_of_a_chain_are_those_that_it_draws(batch: tuple[TwoLayerNet, Batc
 def test_what_has_no_closed_form_is_refused(defense: Defense, batch: tuple[TwoLayerNet, Batch]) -> None:
     with pytest.raises(ConfigError, match=f"no bound is known for {type(defense).__name__}"):
         released(defense, *batch)
+
+
+@pytest.mark.parametrize(
+    ("chain", "words"),
+    [
+        ([GaussianNoise(STD), GradientDropout(0.5)], r"GradientDropout\(.*\) after noise: list the noise last"),
+        # its mask depends on the images, not on the noisy update alone
+        ([DPSGD(1.0, 1.0), OptimalGradientPruning(0.5)], r"OptimalGradientPruning\(.*\) after noise"),
+        (
+            [PerExampleClipping(3.0), PerExampleClipping(2.0)],
+            r".*after PerExampleClipping\(.*: both change single grad",
+        ),
+        ([PerExampleClipping(3.0), Chain([DPSGD(2.0, 0.1)])], r"Chain\(.*\) after PerExampleClipping\(.*: both change"),
+        ([PerExampleClipping(3.0), GaussianNoise(0.1, before_averaging=True)], "GaussianNoise.*both change single"),
+        ([GaussianNoise(0.1, before_averaging=True), PerExampleClipping(2.0)], "PerExampleClipping.*after noise"),
+    ],
+    ids=repr,
+)
+def test_chains_without_a_closed_form_are_refused(
+    chain: list[Defense], words: str, batch: tuple[TwoLayerNet, Batch]
+) -> None:
+    with pytest.raises(ConfigError, match=f"no bound is known for {words}"):
+        released(Chain(chain), *batch)

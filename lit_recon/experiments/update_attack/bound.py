@@ -85,8 +85,8 @@ def has_batch_norm(model: nn.Module) -> bool:
     return any(isinstance(module, _BatchNorm) for module in model.modules())
 
 
-#: Jacobians of clients' updates, by the client's number, whether gradients are summed, and whether all that is random
-#: in the defense is noise.
+#: Jacobians of clients' updates, by the client's number, whether gradients are summed, and whether nothing is random in
+#: the defense but noise of one size.
 Jacobians = dict[tuple[int, bool, bool], NetworkJacobian]
 
 
@@ -111,8 +111,8 @@ def update_bound(
     defense = settings.defense or Defense()
     std = _known_std(defense, len(batch.images))
     # the closed form for clipped examples is that of a sum of gradients
-    # random masks are those of the update, which is in single precision
-    key = number, Stage.PER_EXAMPLE in defense.stages, std != 0 and not defense.reads_zeros
+    # random masks and directions are those of the update, which is in single precision
+    key = number, Stage.PER_EXAMPLE in defense.stages, bool(std) and not defense.reads_zeros
     if key not in jacobians:
         jacobians[key] = _jacobian(bound, client, batch, *key)
     jacobian = jacobians[key]

@@ -24,7 +24,7 @@ from lit_recon.defenses import (
     Chain,
     Defense,
     GaussianNoise,
-    GradientPruning,
+    GradientClipping,
     LaplaceNoise,
     MixUp,
     OptimalGradientNoise,
@@ -330,7 +330,7 @@ def test_noise_that_differs_or_is_not_normal_has_a_bound_too(
         return command._bound(cell, command.AttackSettings(**cell.built(tmp_path)), shared, BoundSettings(clients))
 
     expected = of(GaussianNoise(0.1), clients=2 * large)
-    for defense in (LaplaceNoise(0.1), Chain([GaussianNoise(0.1), GradientPruning(0.5)])):
+    for defense in (LaplaceNoise(0.1), Chain([GradientClipping(1e3), LaplaceNoise(0.1)])):
         if large:
             with pytest.raises(MemoryError, match="or set bound.clients"):
                 of(defense, clients=0)

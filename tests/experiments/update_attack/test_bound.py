@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +28,7 @@ from lit_recon.defenses import (
     MixUp,
     OptimalGradientNoise,
 )
+from lit_recon.defenses.optimal import sensitivities
 from lit_recon.errors import ConfigError
 from lit_recon.experiments.settings import BoundSettings
 from lit_recon.experiments.update_attack import bound
@@ -118,6 +120,23 @@ def test_noise_by_coordinate_has_a_bound_that_says_what_it_leaves_out() -> None:
     assert bound_notes({0: own}) == ["Lower bounds: the information in the variances themselves is left out."]
 
 
+def test_the_variances_are_those_of_the_client() -> None:
+    """Its directions are drawn in single precision: others give an error that is 17 % off."""
+    model, defense = backbone(), OptimalGradientNoise(1e-3, directions=2)
+    own = found(defense)["bound_rmse"]
+    gradient = partial(GradientOperator(model), Weights.of(model))
+    sizes = sensitivities(gradient, batch(), defense.directions, ClientSettings().generator(0))
+    variances = defense.variances(gradient(batch()), sizes)
+    exact = model.double()
+    operator, weights = GradientOperator(exact), Weights.of(exact)
+    dense = autograd_jacobian(
+        lambda x: operator(weights, Batch(x, batch().labels), "functional"), batch().images.double()
+    )
+    kept = {name: value > 0 for name, value in variances.items()}
+    spread = {name: torch.where(kept[name], value, 1.0).double().sqrt() for name, value in variances.items()}
+    assert own == pytest.approx(cramer_rao(dense.released(NoisyRelease(spread, kept)).information).rmse, rel=1e-3)
+
+
 def test_noise_of_other_kinds_and_in_chains_has_a_bound() -> None:
     rmses = {
         name: found(defense)["bound_independent_rmse"]
@@ -126,12 +145,11 @@ def test_noise_of_other_kinds_and_in_chains_has_a_bound() -> None:
             "laplace": LaplaceNoise(1e-3),
             "dropped": Chain([GradientDropout(0.5), GaussianNoise(1e-3)]),
             "clipped": Chain([GradientClipping(1e3), GaussianNoise(1e-3)]),
-            "after": Chain([GaussianNoise(1e-3), GradientPruning(0.5)]),
         }.items()
     }
-    # an information of 1 / scale^2 in each coordinate; clipping that does not act, and what follows the noise
-    for name in ("laplace", "clipped", "after"):
-        assert rmses[name] == pytest.approx(rmses["normal"], rel=1e-4)  # single precision where masks are drawn
+    # an information of 1 / scale^2 in each coordinate; clipping that does not act
+    for name in ("laplace", "clipped"):
+        assert rmses[name] == pytest.approx(rmses["normal"], rel=1e-4)  # in single and in double precision
     assert 1.1 * rmses["normal"] < rmses["dropped"] < 2 * rmses["normal"]  # measured 1.5
     relative = found(GaussianNoise(1e-3, relative=True))
     assert bound_notes({0: relative}) == ["Lower bounds: the information in the size of the noise is left out."]

@@ -101,6 +101,34 @@ def _of_liu(name: str) -> str:
     return str(grid["paper"]["values"]["liu2025"][known][strengths.index(strength)]) if strength in strengths else ""
 
 
+@table("contrast", "contrast", "all defended_**")
+def contrast(record: Content, attacked: list[Content]) -> str:
+    """Errors of the attack on single images with the statistics of their batch, beside those of the contrast alone."""
+    rows = []
+    for row in record["rows"]:
+        own = [
+            one
+            for other in sorted(attacked, key=lambda other: str(other["created"]))
+            for one in other["rows"]
+            if (one["defense"], one["batch"], one["batch_norm"]) == (row["defense"], 1, "train")
+        ]
+        pairs = list(zip(own[-1]["rmse"], row["rmse"], strict=True)) if own else []
+        apart = [abs(theirs - contrast) for theirs, contrast in pairs]
+        rows.append(
+            [
+                row["defense"],
+                shown(statistics.median(theirs for theirs, _ in pairs) if pairs else None),
+                shown(statistics.median(row["rmse"])),
+                shown(statistics.median(apart) if apart else None),
+                shown(max(apart, default=None)),
+                str(row["unknown"]),
+                shown(row["cosine"], ".6f"),
+            ]
+        )
+    header = ["defense", "RMSE of the attack, median", "RMSE of the contrast alone, median", "difference, median"]
+    return markdown([*header, "largest", "directions that no entry tells", "cosine of the image with them"], rows)
+
+
 @table("bound_noise", "bound_noise")
 def bound_noise(record: Content) -> str:
     """The Cramer-Rao errors of images behind noise and DP-SGD, without and with a prior of independent pixels."""

@@ -189,14 +189,25 @@ class MaskedEquations:
 
     @property
     def too_few(self) -> str:
-        """Why the observed entries cannot determine the features; empty if there are enough of them."""
+        """Why the observed entries cannot determine the features; empty if there are enough of them.
+
+        The loss derivatives of an example sum to 0 over the classes, and so does every column of the head's gradient:
+        `n` columns without a missing entry tell the sums, and in any further one the last entry follows.
+        """
         seen = self.seen
-        count = int(seen.weight_gradient.count_nonzero() + seen.head_gradient.count_nonzero())
+        head = seen.head_gradient != 0
+        whole = int((head[head.any(dim=1)].all(dim=0) & head.any(dim=0)).sum())
+        implied = max(0, whole - seen.n_examples)
+        count = int(seen.weight_gradient.count_nonzero() + head.sum()) - implied
         unknowns = seen.n_examples * (seen.weight.shape[1] + len(seen.head_weight))
         if count >= _PER_UNKNOWN * unknowns:
             return ""
         least = math.ceil(_PER_UNKNOWN * unknowns)
-        return f"{count} entries of the gradients are observed, for {unknowns} unknowns: at least {least} are needed"
+        independent = f" that do not follow from {implied} others" if implied else ""
+        return (
+            f"{count} entries of the gradients{independent} are observed, for {unknowns} unknowns: at least {least} "
+            "are needed"
+        )
 
     def misfit(self, features: Tensor, deltas: Tensor, noise: GradientNoise) -> float:
         """Root mean square of the head's residual over its noise; of the layer's if the head released nothing."""

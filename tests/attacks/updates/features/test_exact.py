@@ -190,16 +190,33 @@ def test_frozen_head(build: Build, activation: Activation) -> None:
     assert "head released no gradient" in found.notes[0]
 
 
-def test_frozen_layer(build: Build) -> None:
-    seen, truth, _ = build(GELU, n=3, m=4096)
-    silent = replace(
+def head_alone(seen: LayerGradient) -> LayerGradient:
+    return replace(
         seen,
         weight_gradient=torch.zeros_like(seen.weight_gradient),
         bias_gradient=torch.zeros_like(seen.bias_gradient),
     )
-    found = ExactRecovery().recover(silent)
+
+
+def test_frozen_layer(build: Build) -> None:
+    seen, truth, _ = build(GELU, n=3, m=4096)
+    found = ExactRecovery().recover(head_alone(seen))
     assert "head's alone" in found.notes[0]
+    assert found.exact
     assert worst_angle(truth, found.features) < 1e-6
+
+
+@pytest.mark.parametrize(("n", "m", "enough"), [(4, 90, False), (2, 512, True)])
+def test_two_classes_tell_half_as_much_as_their_entries(build: Build, n: int, m: int, enough: bool) -> None:
+    """Both rows of the head's gradient are the same but for their sign: 180 entries are 94 equations."""
+    seen, truth, _ = build(GELU, n=n, d=24, m=m, k=2, kind="random", labels="random")
+    found = ExactRecovery().recover(head_alone(seen))
+    assert found.certificate is not None
+    assert found.certificate < 1e-5  # in both cases
+    assert found.exact == enough
+    assert (worst_angle(truth, found.features) < 1e-6) == enough
+    told = "94 entries of the gradients that do not follow from 86 others are observed, for 104 unknowns: at least 136 "
+    assert any(note.startswith(told) for note in found.notes) == (not enough)
 
 
 def test_examples_that_coincide_are_found_once(build: Build) -> None:

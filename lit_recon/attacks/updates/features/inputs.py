@@ -19,11 +19,18 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from lit_recon.attacks.updates.gradient_matching.priors import Penalty
-from lit_recon.attacks.updates.labels.head import exact, find_head, labels_of, linear_calls, require_magnitudes
+from lit_recon.attacks.updates.labels.head import (
+    exact,
+    find_head,
+    labels_of,
+    linear_calls,
+    mean_gradient,
+    require_magnitudes,
+)
 from lit_recon.clients.aggregate import one_client
 from lit_recon.clients.gradient import pure_copy
 from lit_recon.errors import ConfigError, ThreatModelError, UnsupportedModelError
-from lit_recon.records import BatchNormMode, Observation
+from lit_recon.records import BatchNormMode, Observation, Update
 from lit_recon.solving import least_squares
 
 Vector = NDArray[np.float64]
@@ -95,10 +102,12 @@ class NonNegativeInputs:
             ThreatModelError: the layer's gradient is zero, noisy, or the result of several steps or of Adam.
         """
         layer = rectified_layer(observation)
-        n, gradient = observation.n_examples, exact(observation.update[f"{layer}.weight"])
         require_magnitudes(observation, "NonNegativeInputs")
         if getattr(one_client(observation.operator)[0], "steps", 1) > 1:
             raise ThreatModelError("inputs are recovered from one gradient, not from the result of several local steps")
+        # rates of a released difference may differ between a layer's weight and bias
+        released = mean_gradient(observation.update, observation)
+        n, gradient = observation.n_examples, exact(released[f"{layer}.weight"])
         _, values, right = torch.linalg.svd(gradient, full_matrices=False)
         if n >= len(values) or float(values[n - 1]) <= 1e-6 * float(values[0]):
             rank = int((values > 1e-6 * values[0]).sum())
@@ -121,8 +130,8 @@ class NonNegativeInputs:
                 f"no input of {layer} was found: none of {self.starts} vertices has {least} zeros; fewer images, or "
                 "attack without it"
             )
-        inputs = self._scaled(found @ right[:n], observation, layer)
-        labels = self._labels(observation, layer, inputs)
+        inputs = self._scaled(found @ right[:n], released, layer)
+        labels = self._labels(observation, released, layer, inputs)
         rounded = cone.coarse <= _ZERO
         error = "rounding" if rounded else f"an error of about {cone.error(found):.1g} of their largest number"
         note = (
@@ -167,10 +176,10 @@ class NonNegativeInputs:
             weights = 1 / (entries / entries.max() + 1 / _SHARPEST)
         return best
 
-    def _scaled(self, vectors: Tensor, observation: Observation, layer: str) -> Tensor:
+    def _scaled(self, vectors: Tensor, released: Update, layer: str) -> Tensor:
         """The inputs with the scale that the gradient of the bias, the same mixture of ones, tells."""
-        bias = observation.update.get(f"{layer}.bias")
-        gradient = exact(observation.update[f"{layer}.weight"])
+        bias = released.get(f"{layer}.bias")
+        gradient = exact(released[f"{layer}.weight"])
         scale: Tensor = vectors.norm(dim=1)
         if bias is not None and bias.any():
             mixing = least_squares(gradient.T, vectors.T).T
@@ -178,7 +187,7 @@ class NonNegativeInputs:
         inputs: Tensor = vectors / scale[:, None]
         return inputs
 
-    def _labels(self, observation: Observation, layer: str, inputs: Tensor) -> Tensor | None:
+    def _labels(self, observation: Observation, released: Update, layer: str, inputs: Tensor) -> Tensor | None:
         """Classes from the head's gradient, whose inputs follow from those of the layer."""
         try:
             head = find_head(observation, "NonNegativeInputs")[0]
@@ -186,7 +195,7 @@ class NonNegativeInputs:
             return None
         images = torch.zeros(len(inputs), *observation.image_shape)
         calls = linear_calls(observation, images, replaced={layer: inputs})[1]
-        return labels_of(exact(calls[head.rpartition(".")[0]][0][0]), exact(observation.update[head]))
+        return labels_of(exact(calls[head.rpartition(".")[0]][0][0]), exact(released[head]))
 
 
 class _Cone:

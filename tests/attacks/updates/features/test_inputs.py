@@ -203,6 +203,18 @@ def test_one_local_step_is_one_gradient(n_clients: int) -> None:
     assert float(distance.max()) < 5e-3
 
 
+@pytest.mark.parametrize("n_clients", [1, 2])
+def test_rates_of_the_layers_change_no_scale(n_clients: int) -> None:
+    """A released difference holds the weight and the bias of a layer in units of their own rates."""
+    seen = local(n_clients, steps=1, lr=1.0, release="difference", layer_lrs={"4.bias": 0.02, "6": 3.0})
+    found = NonNegativeInputs()(seen)
+    distance, which = errors(found.inputs, true_inputs(seen, 4))
+    assert sorted(which.tolist()) == [0, 1, 2, 3]
+    assert float(distance.max()) < 5e-3
+    assert found.labels is not None
+    assert torch.equal(found.labels, batch(4)[1][which])
+
+
 def test_a_step_of_adam_is_no_gradient() -> None:
     with pytest.raises(ThreatModelError, match="this client's optimizer is Adam"):
         NonNegativeInputs()(local(steps=1, optimizer="adam"))

@@ -4,7 +4,8 @@ The rows of the layer's gradient are mixtures of the batch's inputs, so their sp
 inputs are not negative, and zero wherever the ReLU is inactive, in a third to a half of the coordinates. Among the
 vectors of the span without a negative entry they are vertices with far more zeros than the `n - 1` of any vertex:
 linear programs find vertices, weights turned towards zeros (Candès, Wakin, Boyd 2008) find those with many, and the
-number of zeros tells inputs from mixtures of them. No other image, no label and no activation of the layer is used.
+number of zeros tells inputs from mixtures of them. Entries that repeat others, as behind a pooling that enlarges maps,
+are left out. No other image, no label and no activation of the layer is used.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ _UNITS = (100.0, 30.0, 10.0, 6.0, 6.0)
 _MOST = 0.2
 #: Second smallest singular value on the zeros of a vector, over the largest, above which no other one vanishes there.
 _ALONE = 0.1
+#: Units of noise, and share of the longest column, up to which columns are the same.
+_SAME, _ALIKE = 10.0, 1e-6
 #: Zeros that an input has beyond those of any vertex, at least.
 _EXCESS = 8
 #: Weight of an entry that is zero, over that of the largest one.
@@ -62,7 +65,8 @@ class RecoveredInputs:
     Attributes:
         layer: its name.
         inputs: `(r, d)` float64, with their scale; `r` of the batch's `n`.
-        zeros: number of entries `(r,)` that are zero in each.
+        zeros: number of entries `(r,)` that are zero in each; entries that repeat others in every input count only
+            where they are zero in all of them.
         labels: `(r,)` the class of each, from the head's gradient; None where there is no linear head. Exact where all
             inputs were found.
         notes: how they were found.
@@ -123,7 +127,10 @@ class NonNegativeInputs:
             raise ThreatModelError(
                 f"the gradient of {layer} is not spanned by {n} inputs: noise, pruning, or another number of images"
             )
-        least = n - 1 + _EXCESS
+        least, repeated = n - 1 + _EXCESS, 0
+        if n > 1:
+            cone = cone.without_copies()
+            repeated = int(active.sum()) - cone.span.shape[1]
         found, zeros = self._vertices(cone, least)
         if not len(found):
             raise UnsupportedModelError(
@@ -138,6 +145,7 @@ class NonNegativeInputs:
             f"{len(inputs)} of {n} inputs of the layer {layer} are known up to {error}: {int(zeros.min())} to "
             f"{int(zeros.max())} of their {len(active)} numbers are zero"
         )
+        note += f", {repeated} repetitions of others not counted" if repeated else ""
         note += f", {least} are needed" if n > 1 else ""
         return RecoveredInputs(layer, inputs, zeros + int((~active).sum()), labels, (note,))
 
@@ -202,7 +210,7 @@ class _Cone:
     """Vectors without negative entries in a span; every entry is divided by the length of its column.
 
     Args:
-        span: orthonormal rows `(n, d)`.
+        span: rows `(n, d)`, coordinates of orthonormal ones.
         noise: standard deviation `(n,)` of the noise on the entries of each row.
     """
 
@@ -210,6 +218,18 @@ class _Cone:
         self.lengths = np.linalg.norm(span, axis=0)
         self.span, self.noise = span / self.lengths, noise
         self.coarse = max(_ZERO, _COARSE * float(noise.max() / np.median(self.lengths)))
+
+    def without_copies(self) -> _Cone:
+        """The cone of different columns: where a layer's inputs repeat, one zero is many, and proves no more than one.
+
+        Columns that are only proportional stay: so are those of all entries where the same image alone is not zero.
+        """
+        from scipy.spatial import cKDTree
+
+        plain = self.span * self.lengths
+        near = _SAME * self.noise[:, None] + _ALIKE * self.lengths.max()
+        pairs = cKDTree((plain / near).T).query_pairs(1.0, p=np.inf, output_type="ndarray")
+        return _Cone(np.delete(plain, pairs[:, 1], axis=1), self.noise) if len(pairs) else self
 
     def entries(self, vector: Vector) -> Vector:
         """All entries of the vector with these coordinates."""

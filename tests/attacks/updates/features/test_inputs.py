@@ -93,6 +93,31 @@ def test_no_mixture_is_taken_for_an_input(seed: int) -> None:
     assert float(distance.max()) < 1e-3
 
 
+def enlarging(channels: int, *layers: nn.Module) -> nn.Module:
+    """Every map is enlarged to 6 x 6, with more copies of its numbers than of a vertex's other zeros."""
+    torch.manual_seed(0)
+    convolution = nn.Conv2d(1, channels, 3), nn.ReLU(), nn.Sequential(*layers), nn.Flatten()
+    return nn.Sequential(*convolution, nn.Linear(channels * 36, 64), nn.ReLU(), nn.Linear(64, 10))
+
+
+def test_zeros_of_entries_that_repeat_prove_nothing() -> None:
+    """Vertices with few zeros, each of them nine times; two mixtures were called inputs."""
+    seen = observed(4, model=enlarging(16, nn.AdaptiveAvgPool2d(2), nn.AdaptiveAvgPool2d(6)))
+    with pytest.raises(UnsupportedModelError, match="no input of 4 was found: none of 12 vertices has 11 zeros"):
+        NonNegativeInputs(starts=12)(seen)
+
+
+@pytest.mark.parametrize(("std", "least", "largest"), [(0.0, 8, 1e-4), (1e-6, 4, 1e-3)])
+def test_inputs_with_entries_that_repeat_are_found(std: float, least: int, largest: float) -> None:
+    model = enlarging(24, nn.MaxPool2d(3), nn.Upsample(scale_factor=2))
+    seen = observed(8, defense=GaussianNoise(std) if std else None, model=model)
+    found = NonNegativeInputs(starts=60)(seen)
+    distance, which = errors(found.inputs, true_inputs(seen, 8))
+    assert len(set(which.tolist())) == len(which) >= least
+    assert float(distance.max()) < largest
+    assert "repetitions of others not counted" in found.notes[0]
+
+
 def test_vectors_that_share_their_zeros_with_others_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = observed(24)
     truth = true_inputs(seen, 24)

@@ -141,8 +141,16 @@ def private_model(model: Backbone) -> tuple[Backbone, list[str]]:
                 "setting norm: group to replace them by"
             )
         with torch.random.fork_rng(devices=[]):
-            fixed = Backbone(rebuilt(**{**arguments, "norm": "group"}), model.n_classes, model.normalization)
-        fixed.load_state_dict(model.state_dict(), strict=False)  # all but running statistics
+            trunk, biased = rebuilt(**{**arguments, "norm": "group"}), model.head.bias is not None
+            fixed = Backbone(trunk, model.n_classes, model.normalization, head_bias=biased)
+        missing, unexpected = fixed.load_state_dict(model.state_dict(), strict=False)
+        statistics = {f"{layer}.{name}" for layer in replaced for name, _ in model.get_submodule(layer).named_buffers()}
+        gone = sorted({*unexpected} - statistics)
+        if missing or gone:
+            raise UnsupportedModelError(
+                f"{rebuilt.__name__} with norm: group should have the weights that it has with norm: batch; new are "
+                f"{missing}, gone {gone}: build both with the same layers, or train with norm: group from the start"
+            )
         model = fixed
     problems = ModuleValidator.validate(copy.deepcopy(model).train())
     if problems:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import lit_recon._torchvision
 
@@ -217,6 +218,32 @@ def test_batch_norm_is_replaced_by_group_norm(trunk: type[Trunk]) -> None:
     for name, value in fixed.state_dict().items():
         assert torch.equal(value, old[name]), name
     assert private_model(fixed) == (fixed, [])
+
+
+@pytest.mark.parametrize("head_bias", [False, True])
+def test_the_head_stays_as_it_is(head_bias: bool) -> None:
+    model = Backbone(ConvNet((1, 8, 8), widths=[4], norm="batch"), 10, DIGITS.normalization, head_bias=head_bias)
+    fixed, _ = private_model(model)
+    assert (fixed.head.bias is not None) == head_bias
+
+
+class _Unlike(ConvNet):
+    """Another network with GroupNorm than with BatchNorm."""
+
+    def __init__(self, image_shape: tuple[int, int, int], *, extra: str, norm: Literal["batch", "group"]) -> None:
+        super().__init__(image_shape, widths=[4], norm=norm)
+        self.arguments = {"image_shape": list(image_shape), "extra": extra, "norm": norm}
+        if norm == extra:
+            self.scale = nn.Parameter(torch.ones(()))
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"), [("group", r"new are \['trunk.scale'\]"), ("batch", r"gone \['trunk.scale'\]")]
+)
+def test_a_trunk_with_other_weights_behind_group_norm_is_refused(extra: str, message: str) -> None:
+    model = Backbone(_Unlike((1, 8, 8), extra=extra, norm="batch"), 10, DIGITS.normalization)
+    with pytest.raises(UnsupportedModelError, match=message):
+        private_model(model)
 
 
 def test_batch_norm_without_the_fix_is_refused() -> None:

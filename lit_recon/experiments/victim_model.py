@@ -335,6 +335,8 @@ def _identity(settings: BackboneSettings, training: BackboneTraining, seed: int)
         for name, value in vars(settings).items()
         if name not in _NO_TRAINING_SETTING and (value is not None or name not in _OPTIONAL_SETTING)
     }
+    if settings.until_loss is not None:  # a training ends early only after an epoch with a validation
+        recipe["validate_every"] = settings.validate_every
     content = {
         "data": training.data.split_hash,
         "trunk": [trunk_path(type(trunk)).removeprefix("lit_recon.models."), trunk.arguments],

@@ -60,8 +60,9 @@ def test_how_it_was_trained_tells_backbones_apart(find: Find) -> None:
     assert [find(**way).path for way in ways] == paths
 
 
-def test_how_often_it_is_validated_does_not_tell_backbones_apart(find: Find) -> None:
+def test_how_often_it_is_validated_tells_backbones_apart_only_if_they_may_end_early(find: Find) -> None:
     assert find(epochs=4, validate_every=2).path == find(epochs=4).path
+    assert find(epochs=4, validate_every=2, until_loss=0.5).path != find(epochs=4, until_loss=0.5).path
 
 
 @pytest.mark.parametrize("every", [0, 3])

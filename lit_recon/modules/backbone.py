@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import lit_recon._torchvision
 
@@ -11,6 +11,7 @@ import torch
 from pytorch_lightning import LightningDataModule, Trainer
 from pytorch_lightning.strategies import Strategy
 from torch import Tensor, distributed, nn
+from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parallel import DistributedDataParallel
 
 from lit_recon.clients import GradientOperator, LocalTraining
@@ -82,9 +83,9 @@ class DefendedBackboneModule(TrainingModule):
     includes the gradient of frozen parameters, though only the others are trained.
 
     BatchNorm uses the statistics of the defended batch, which also updates running statistics and the center of a wide
-    feature layer; buffers are released undefended. The logged training loss is that of the original batch and of the
-    network without dropout, so that the losses of several defenses can be compared. The defense `DPSGD` guarantees no
-    epsilon here; `PrivateBackboneModule` does.
+    feature layer; buffers are released undefended. Layers of dropout are off. The logged training loss is that of the
+    original batch and of the network without `NetworkDropout`, so that the losses of several defenses can be compared.
+    The defense `DPSGD` guarantees no epsilon here; `PrivateBackboneModule` does.
 
     Where local steps release the weights before minus after (release: difference), the schedule has to be lr 1 without
     momentum; in units of a gradient, the usual rates serve.
@@ -113,11 +114,19 @@ class DefendedBackboneModule(TrainingModule):
         self._rule = self._plain if local_steps is None else local_steps.operator(self.model, "train")
         self._batch = Batch(torch.empty(0), torch.empty(0))
         # the loss of the batch serves the first gradient too, where that is the gradient of this loss
-        dropout = any(isinstance(layer, nn.Dropout) and layer.p for layer in self.model.modules())
-        self._one_pass = defense.stages in ((), (Stage.UPDATE,)) and local_steps is None and not dropout
+        self._one_pass = defense.stages in ((), (Stage.UPDATE,)) and local_steps is None
         self._passed: tuple[Tensor, dict[str, Tensor]] | None = None
 
+    def train(self, mode: bool = True) -> Self:
+        """As of every module, but layers of dropout stay off, as they are in the gradient that is defended."""
+        super().train(mode)
+        for layer in self.model.modules():
+            if isinstance(layer, _DropoutNd):
+                layer.eval()
+        return self
+
     def on_train_start(self) -> None:
+        self.train()
         switch_off_ddp_reduction(self.trainer.strategy)
         super().on_train_start()
 

@@ -138,9 +138,31 @@ def test_a_step_takes_one_forward_pass(tmp_path: Path, monkeypatch: pytest.Monke
     assert isinstance(utility["final_train_loss"], float)
 
 
-def test_dropout_of_the_network_is_off_in_what_a_client_releases(tmp_path: Path) -> None:
+def wide_resnet(dropout: float = 0.5) -> Backbone:
     torch.manual_seed(0)
-    model = Backbone(WideResNet((1, 8, 8), depth=10, widening=1, dropout=0.5), 10, DIGITS.normalization)
+    return Backbone(WideResNet((1, 8, 8), depth=10, widening=1, dropout=dropout), 10, DIGITS.normalization)
+
+
+@pytest.mark.parametrize(
+    ("defense", "local"),
+    [
+        (GaussianNoise(0.01), None),
+        (GaussianNoise(0.01), LocalTraining(steps=2, lr=0.05)),
+        (Chain([MixUp(1.0), NetworkDropout(0.5)]), None),
+    ],
+    ids=["noise", "local steps", "mixtures and dropout"],
+)
+def test_layers_of_dropout_are_off(defense: Defense, local: LocalTraining | None, tmp_path: Path) -> None:
+    """Bit for bit, also in running statistics and in the loss, and after a validation."""
+    whole, dropping = (DefendedBackboneModule(wide_resnet(rate), defense, SLOW, local) for rate in (0.0, 0.5))
+    expected, utility = train(whole, tmp_path / "whole", n_train=40, batch_size=20)
+    trained, same = train(dropping, tmp_path / "dropping", n_train=40, batch_size=20)
+    assert_same(expected, trained)
+    assert same == utility
+
+
+def test_dropout_of_the_network_is_off_in_what_a_client_releases(tmp_path: Path) -> None:
+    model = wide_resnet()
     data = BackboneDataModule(Digits(), 20, padding=1, flip=False, n_train=20)
     [(images, labels)] = data.train_dataloader()
     weights = copy.deepcopy(Weights.of(model))

@@ -112,7 +112,9 @@ def _training(settings: BackboneSettings, model: Backbone, data: BackboneDataMod
         return _private(settings.dp, settings, model, data, seed)
     length = settings.epochs, settings.validate_every
     if settings.defense is None and settings.local_steps is None:
-        return BackboneTraining(model, BackboneModule(model, settings), data, *length, precision=settings.precision)
+        return BackboneTraining(
+            model, BackboneModule(model, settings, seed), data, *length, precision=settings.precision
+        )
     _check_batches(settings, data)
     module = DefendedBackboneModule(model, settings.defense or Defense(), settings, settings.local_steps, seed)
     steps = f"{settings.local_steps.steps} local steps, " if settings.local_steps is not None else ""

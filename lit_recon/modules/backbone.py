@@ -47,7 +47,7 @@ def train_backbone(trainer: Trainer, module: TrainingModule, datamodule: Lightni
 
     The trainer needs `training_callbacks(out, ...)`, where `out` is the run folder. A resumed training ends with the
     weights of one that was never interrupted, if batches are functions of seed, epoch and position, as those of a
-    `BackboneDataModule` are; noise is a function of seed, step and process.
+    `BackboneDataModule` are; noise and dropout are functions of seed, step and process.
 
     Raises:
         ConfigError: the killed training was on other data.
@@ -108,8 +108,8 @@ class DefendedBackboneModule(TrainingModule):
                 f"{defense} acts on the gradient of every single example, which is not released after local_steps: "
                 "leave local_steps out, or take a defense of the update, such as GradientClipping with GaussianNoise"
             )
-        super().__init__(cast(Backbone, defense.prepare(model, "train")), schedule)
-        self.defense, self.seed = defense, seed
+        super().__init__(cast(Backbone, defense.prepare(model, "train")), schedule, seed)
+        self.defense = defense
         self._plain = GradientOperator(self.model, "train")
         self._rule = self._plain if local_steps is None else local_steps.operator(self.model, "train")
         self._batch = Batch(torch.empty(0), torch.empty(0))

@@ -185,8 +185,8 @@ class PrivateBackboneModule(TrainingModule):
             raise UnsupportedModelError(
                 f"BatchNorm layers {replaced} mix the examples of a batch: pass the model through private_model() first"
             )
-        super().__init__(fitting, schedule)
-        self.plan, self.seed, self.releases = plan, seed, 0
+        super().__init__(fitting, schedule, seed)
+        self.plan, self.releases = plan, 0
         # not strict: Opacus takes the constant buffers of our normalization for running statistics
         GradSampleHooks(self.model, strict=False)
         self._mechanism: DPOptimizer | None = None

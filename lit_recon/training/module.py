@@ -18,8 +18,10 @@ import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.callbacks import Checkpoint
 from torch import Tensor, nn, optim
+from torch.nn.modules.dropout import _DropoutNd
 from torchmetrics import MeanMetric, SumMetric
 
+from lit_recon.data.dataset import seeded_generator
 from lit_recon.errors import ConfigError, CorruptFileError
 from lit_recon.io.files import parse_json, write_text
 from lit_recon.io.tensors import load_saved
@@ -126,11 +128,14 @@ class TrainingModule(LightningModule, ABC):
 
     The head behind a wide feature layer of m random neurons, which are not trained, learns at the rate `lr * 64 / m`:
     one step changes a logit in proportion to m times the rate, and at the full rate the loss would grow.
+
+    What layers of dropout drop is a function of seed, step and process. For them PyTorch's global generator is seeded
+    in every step.
     """
 
-    def __init__(self, model: Backbone, schedule: SGDSchedule | None = None) -> None:
+    def __init__(self, model: Backbone, schedule: SGDSchedule | None = None, seed: int = 0) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.seed = model, seed
         self.schedule = schedule or SGDSchedule()
         # Lightning's own mean is off where processes hold unequal shares of the split, and forgets the first part of an
         # epoch that was interrupted; MeanMetric forgets weights.
@@ -167,6 +172,11 @@ class TrainingModule(LightningModule, ABC):
 
     def on_train_start(self) -> None:
         self.trainer.should_stop = self._diverged_at is not None or self._has_reached_loss()
+
+    def on_train_batch_start(self, batch: ImageBatch, batch_idx: int) -> None:
+        if any(isinstance(layer, _DropoutNd) and layer.training and layer.p for layer in self.model.modules()):
+            purpose = "dropout", self.trainer.global_step, self.trainer.global_rank
+            torch.manual_seed(seeded_generator(self.seed, *purpose).initial_seed())
 
     def on_train_batch_end(self, outputs: Any, batch: ImageBatch, batch_idx: int) -> None:
         if self.trainer.is_last_batch or batch_idx % _DIVERGENCE_EVERY == 0:

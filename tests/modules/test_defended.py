@@ -316,6 +316,17 @@ def test_a_killed_training_ends_as_one_left_alone(defense: Defense, step: int, t
     assert utility == expected
 
 
+def test_layers_of_dropout_follow_seed_and_step(tmp_path: Path) -> None:
+    """Bit for bit in plain trainings, after a kill and whatever PyTorch's generator has drawn before."""
+    alone, _ = train(BackboneModule(wide_resnet(), SLOW), tmp_path / "alone")
+    other, _ = train(BackboneModule(wide_resnet(), SLOW, seed=1), tmp_path / "other")
+    assert not torch.equal(alone.head.weight, other.head.weight)
+    with pytest.raises(KilledError):
+        train(BackboneModule(wide_resnet(), SLOW), tmp_path / "killed", minutes=0.0, callbacks=(Kill(4),))
+    resumed, _ = train(BackboneModule(wide_resnet(), SLOW), tmp_path / "killed", minutes=0.0)
+    assert_same(alone, resumed)
+
+
 def test_the_seed_decides_the_noise(tmp_path: Path) -> None:
     noisy = [DefendedBackboneModule(mlp(), GaussianNoise(0.1), SLOW, seed=seed) for seed in (0, 0, 1)]
     first, same, other = (train(module, tmp_path / str(i), 1)[0] for i, module in enumerate(noisy))

@@ -114,6 +114,10 @@ class Defense:
         """The mean gradient `update`, or the result of several local steps, as the client releases it."""
         return update
 
+    def withholds(self, name: str) -> bool:
+        """Whether the tensor of this name never leaves the client, so that a server leaves its own unchanged."""
+        return False
+
     def simulate_buffers(self, buffers: Buffers, observed: Update, n_examples: int) -> Buffers:
         """Attacker's side of `prepare`: the model's buffers, estimated from the observed update."""
         return buffers

@@ -66,6 +66,10 @@ class Chain(Defense):
             update = defense.transform_update(update, round_, generator)
         return update
 
+    def withholds(self, name: str) -> bool:
+        """Whether any of the chained defenses does: what the others add to zeros in its place is not sent either."""
+        return any(defense.withholds(name) for defense in self.defenses)
+
     def simulate_buffers(self, buffers: Buffers, observed: Update, n_examples: int) -> Buffers:
         for defense in self.defenses:
             buffers = defense.simulate_buffers(buffers, observed, n_examples)

@@ -325,7 +325,7 @@ class ExcludedVariables(Defense):
     def prepare(self, model: nn.Module, batch_norm: BatchNormMode = "eval") -> nn.Module:
         known = [name for name, _ in model.named_parameters()]
         missing = [one for one in self.names or () if one not in known] if self._pattern is None else []
-        if self._pattern is not None and self.names and not any(map(self._excluded, known)):
+        if self._pattern is not None and self.names and not any(map(self.withholds, known)):
             missing = [self._pattern.pattern]
         if missing:
             raise ConfigError(
@@ -337,11 +337,16 @@ class ExcludedVariables(Defense):
     def transform_update(self, update: Update, round_: Round, generator: torch.Generator) -> Update:
         return self._kept(update)
 
+    def withholds(self, name: str) -> bool:
+        if self._pattern is not None:
+            return bool(self.names) and self._pattern.search(name) is not None
+        return name in (self.names or ())
+
     def simulate(self, candidate: Update, observed: Update) -> Update:
         return self._kept(candidate)
 
     def largest_hidden(self, observed: Update) -> dict[str, float]:
-        return {name: math.inf if self._excluded(name) else 0.0 for name in observed}
+        return {name: math.inf if self.withholds(name) else 0.0 for name in observed}
 
     def require_shares(self) -> None:
         return
@@ -353,13 +358,8 @@ class ExcludedVariables(Defense):
         self, jacobian: Jacobian, round_: Round, generator: torch.Generator
     ) -> tuple[Jacobian, NoisyRelease]:
         update = jacobian.update
-        kept = {name: torch.full_like(value, not self._excluded(name)).bool() for name, value in update.items()}
+        kept = {name: torch.full_like(value, not self.withholds(name)).bool() for name, value in update.items()}
         return jacobian, NoisyRelease(kept=kept)
 
     def _kept(self, update: Update) -> Update:
-        return {name: torch.zeros_like(value) if self._excluded(name) else value for name, value in update.items()}
-
-    def _excluded(self, name: str) -> bool:
-        if self._pattern is not None:
-            return bool(self.names) and self._pattern.search(name) is not None
-        return name in (self.names or ())
+        return {name: torch.zeros_like(value) if self.withholds(name) else value for name, value in update.items()}

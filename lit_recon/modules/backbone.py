@@ -80,7 +80,8 @@ class DefendedBackboneModule(TrainingModule):
 
     A step is a round of a federation with one client per process: each releases the defended gradient of its own batch,
     or the defended result of its local training, and the server's SGD steps along the mean of the releases. The release
-    includes the gradient of frozen parameters, though only the others are trained.
+    includes the gradient of frozen parameters, though only the others are trained, but for those that the defense
+    withholds.
 
     BatchNorm uses the statistics of the defended batch, which also updates running statistics and the center of a wide
     feature layer; buffers are released undefended. Layers of dropout are off. The logged training loss is that of the
@@ -148,7 +149,8 @@ class DefendedBackboneModule(TrainingModule):
                 self.defense, self.model, self._gradient, self._batch, self._generator(), examples=self._examples
             )
         for name, parameter in self.model.named_parameters():
-            if parameter.requires_grad:
+            # without a gradient the optimizer leaves a parameter as it is: no weight decay either
+            if parameter.requires_grad and not self.defense.withholds(name):
                 mean = self.trainer.strategy.reduce(released[name].detach(), reduce_op="mean")
                 parameter.grad = mean.to(parameter.dtype)
 

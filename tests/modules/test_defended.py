@@ -24,6 +24,7 @@ from lit_recon.defenses import (
     Batch,
     Chain,
     Defense,
+    ExcludedVariables,
     GaussianNoise,
     GradientClipping,
     GradientDropout,
@@ -271,6 +272,19 @@ def test_a_bound_of_zero_freezes_the_weights(tmp_path: Path) -> None:
     schedule = SGDSchedule(lr=1.0, weight_decay=0.0)
     trained, _ = train(DefendedBackboneModule(mlp(), DPSGD(bound=0.0, noise_multiplier=5.0), schedule), tmp_path)
     assert_same(trained, mlp())
+
+
+@pytest.mark.parametrize("others", [[], [GaussianNoise(0.1)]], ids=["alone", "before noise"])
+@pytest.mark.parametrize("local", [None, LocalTraining(steps=2, lr=0.05)], ids=["a gradient", "local steps"])
+def test_excluded_variables_stay_as_they_were(
+    others: list[Defense], local: LocalTraining | None, tmp_path: Path
+) -> None:
+    """Weight decay and momentum do not move them."""
+    defense = Chain([ExcludedVariables("^head"), *others])
+    trained, _ = train(DefendedBackboneModule(mlp(), defense, SGDSchedule(), local), tmp_path, 1)
+    start = dict(mlp().named_parameters())
+    stayed = {name for name, value in trained.named_parameters() if torch.equal(value, start[name])}
+    assert stayed == {"head.weight", "head.bias"}
 
 
 def test_local_steps_of_one_step_are_the_gradient(tmp_path: Path) -> None:

@@ -86,9 +86,17 @@ class BackboneTraining:
 
 
 def prepare_training(
-    settings: BackboneSettings, source: ImageSource, seed: int, splits: tuple[ImageSet, ImageSet] | None = None
+    settings: BackboneSettings,
+    source: ImageSource,
+    seed: int,
+    splits: tuple[ImageSet, ImageSet] | None = None,
+    processes: int = 1,
 ) -> BackboneTraining:
-    """Build the model, and refuse settings that do not fit the data or each other; `splits` need not be read again."""
+    """Build the model, and refuse settings that do not fit the data or each other; `splits` need not be read again.
+
+    The number of processes, as `check_trainer` gives it, divides the data: the first one may not have started the
+    others yet.
+    """
     data = BackboneDataModule(
         source, settings.batch_size, settings.augment, settings.padding, settings.flip, settings.n_train, seed
     )
@@ -100,14 +108,17 @@ def prepare_training(
         trunk = (settings.trunk or ResNet18)(data.image_shape)
         layer = settings.feature_layer(trunk.out_features) if settings.feature_layer else None
         model = Backbone(trunk, data.n_classes, data.normalization, layer, settings.head_bias)
-    _check_single_images(settings, model, data)
-    training = _training(settings, model, data, seed)
+    share = len(data.train) // processes
+    _check_single_images(settings, model, data, share)
+    training = _training(settings, model, data, seed, share)
     training.module.until_loss = settings.until_loss
     return training
 
 
-def _training(settings: BackboneSettings, model: Backbone, data: BackboneDataModule, seed: int) -> BackboneTraining:
-    """The training that the settings describe, of a model that fits the data."""
+def _training(
+    settings: BackboneSettings, model: Backbone, data: BackboneDataModule, seed: int, share: int
+) -> BackboneTraining:
+    """The training that the settings describe, of a model that fits the data, with `share` images in every process."""
     if settings.dp is not None:
         return _private(settings.dp, settings, model, data, seed)
     length = settings.epochs, settings.validate_every
@@ -115,7 +126,7 @@ def _training(settings: BackboneSettings, model: Backbone, data: BackboneDataMod
         return BackboneTraining(
             model, BackboneModule(model, settings, seed), data, *length, precision=settings.precision
         )
-    _check_batches(settings, data)
+    _check_batches(settings, data, share)
     module = DefendedBackboneModule(model, settings.defense or Defense(), settings, settings.local_steps, seed)
     steps = f"{settings.local_steps.steps} local steps, " if settings.local_steps is not None else ""
     note = f"defense     {steps}{settings.defense or 'no defense'}"
@@ -140,7 +151,7 @@ def _private(
     return BackboneTraining(fitting, module, data, settings.epochs, settings.validate_every, tuple(notes))
 
 
-def _check_batches(settings: BackboneSettings, data: BackboneDataModule) -> None:
+def _check_batches(settings: BackboneSettings, data: BackboneDataModule, share: int) -> None:
     n, size = len(data.train), settings.batch_size
     if size > n:
         raise ConfigError(
@@ -148,7 +159,6 @@ def _check_batches(settings: BackboneSettings, data: BackboneDataModule) -> None
             f"is {n}"
         )
     pieces = 1 if settings.local_steps is None else settings.local_steps.batches
-    share = n // int(os.environ.get("WORLD_SIZE", 1))
     if size % pieces or share % size % pieces:
         raise ConfigError(
             f"local_steps.batches={pieces} must divide every client's batch, here {size} images and {share % size} in "
@@ -156,10 +166,9 @@ def _check_batches(settings: BackboneSettings, data: BackboneDataModule) -> None
         )
 
 
-def _check_single_images(settings: BackboneSettings, model: Backbone, data: BackboneDataModule) -> None:
+def _check_single_images(settings: BackboneSettings, model: Backbone, data: BackboneDataModule, share: int) -> None:
     """Refuse batches of one image where a BatchNorm layer needs several; trainings with privacy have no such layer."""
     pieces = 1 if settings.local_steps is None else settings.local_steps.batches
-    share = len(data.train) // int(os.environ.get("WORLD_SIZE", 1))
     sizes = min(settings.batch_size, share), share % settings.batch_size
     if settings.epochs == 0 or settings.dp is not None or pieces not in sizes:
         return
@@ -207,6 +216,7 @@ class VictimModel:
         assert self.path is not None
         folder = self.path.parent
         folder.mkdir(parents=True, exist_ok=True)
+        # a process that starts the others itself is alone before it trains, and holds the lock for all
         alone = int(os.environ.get("WORLD_SIZE", 1)) == 1
         with FileLock(folder / ".lock") if alone else nullcontext():
             if alone and self.path.is_file():
@@ -256,11 +266,15 @@ class VictimModel:
 
 
 def find_target(
-    settings: BackboneSettings, data: SourceDataModule, seed: int, foreign: ModelSettings | None = None
+    settings: BackboneSettings,
+    data: SourceDataModule,
+    seed: int,
+    foreign: ModelSettings | None = None,
+    processes: int = 1,
 ) -> VictimModel:
     """The victim model that the settings describe; with a class path, `foreign` takes the backbone's place.
 
-    The seed is that of random weights and of the training.
+    The seed is that of random weights and of the training, `processes` as for `prepare_training`.
 
     Raises:
         LitReconError: no or a damaged file of weights; or the model is no classifier of such images, classes and split.
@@ -269,8 +283,8 @@ def find_target(
         return _foreign(foreign.class_path, foreign, data, seed)
     if settings.checkpoint is not None:
         return _existing(settings.checkpoint, data)
-    training = prepare_training(settings, data.source, seed, data.splits)
-    path = settings.cache / _identity(settings, training, seed) / BACKBONE_FILE
+    training = prepare_training(settings, data.source, seed, data.splits, processes)
+    path = settings.cache / _identity(settings, training, seed, processes) / BACKBONE_FILE
     return _existing(path, data) if path.is_file() else VictimModel(path, training.model, None, training)
 
 
@@ -329,7 +343,7 @@ def _finite(checkpoint: BackboneCheckpoint, path: Path) -> BackboneCheckpoint:
     )
 
 
-def _identity(settings: BackboneSettings, training: BackboneTraining, seed: int) -> str:
+def _identity(settings: BackboneSettings, training: BackboneTraining, seed: int, processes: int) -> str:
     """16 hexadecimal digits over everything that determines the weights."""
     layer, trunk = training.model.feature_layer, training.model.trunk
     recipe = {
@@ -345,7 +359,7 @@ def _identity(settings: BackboneSettings, training: BackboneTraining, seed: int)
         "feature_layer": None if layer is None else layer.arguments,
         **({} if settings.head_bias else {"head_bias": False}),
         "training": recipe if settings.epochs else None,
-        "processes": int(os.environ.get("WORLD_SIZE", 1)),
+        "processes": processes,
         "seed": seed,
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]

@@ -14,9 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from lit_recon.attacks.updates import GradientMatching
+from lit_recon.cli import attack, train
 from lit_recon.data.sources import Digits
 from lit_recon.errors import ConfigError, CorruptFileError, MissingDataError, ShapeError, UnsupportedModelError
 from lit_recon.experiments.settings import AttackSettings, BackboneSettings, ModelSettings
+from lit_recon.experiments.update_attack import run
 from lit_recon.experiments.victim_model import BackboneTraining, VictimModel, find_target
 from lit_recon.models import BackboneCheckpoint, LeNet, ResNet18, WideFeatureLayer
 from lit_recon.modules.data import VictimDataModule
@@ -36,8 +38,9 @@ def victims() -> VictimDataModule:
 def find(victims: VictimDataModule, tmp_path: Path) -> Find:
     settings = BackboneSettings(cache=tmp_path, trunk=LeNet, epochs=1, n_train=64, padding=1, lr=0.01)
 
-    def find(seed: int = 0, data: VictimDataModule = victims, **changes: object) -> VictimModel:
-        return find_target(replace(settings, **changes), data, seed)  # type: ignore[arg-type]  # of many types
+    def find(seed: int = 0, data: VictimDataModule = victims, processes: int = 1, **changes: object) -> VictimModel:
+        changed = replace(settings, **changes)  # type: ignore[arg-type]  # of many types
+        return find_target(changed, data, seed, processes=processes)
 
     return find
 
@@ -115,6 +118,54 @@ def test_no_epochs_no_training(find: Find) -> None:
 )
 def test_whatever_changes_the_weights_makes_another_backbone(find: Find, change: dict[str, object]) -> None:
     assert find(**change).path != find().path
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_process_that_starts_others_names_the_file_as_they_do(
+    devices: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lightning sets the variables when it starts them; until then the settings alone tell the number of processes."""
+    found: list[Path | None] = []
+
+    def stop(settings: AttackSettings, target: VictimModel, victims: VictimDataModule) -> NoReturn:
+        found.append(target.path)
+        raise ConfigError("far enough")
+
+    monkeypatch.setattr(run, "rehearse", stop)
+    settings = ["run", "--data", "Digits", "--backbone.trunk", "LeNet", "--backbone.cache", str(tmp_path)]
+    settings += ["--trainer.accelerator", "cpu", "--trainer.devices", str(devices), "--out", str(tmp_path / "run")]
+    assert attack(settings) != 0
+    for name, value in {"WORLD_SIZE": str(devices), "LOCAL_RANK": "0", "NODE_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    assert attack(settings) != 0
+    assert found[0] is not None
+    assert found[0] == found[1]
+
+
+def test_the_number_of_processes_tells_backbones_apart(find: Find) -> None:
+    assert find(processes=2).path != find().path
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        (("--trunk", "LeNet", "--local_steps.batches", "2"), "must divide every client's batch, here 4 images and 3"),
+        (("--trunk", "ResNet18", "--batch_size", "2"), "6 training images in batches of 2 leave a batch of one image"),
+    ],
+    ids=["local batches", "single images"],
+)
+def test_the_share_of_every_process_is_checked_before_others_start(
+    setting: tuple[str, ...],
+    words: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Six images in batches of four, or of two, come out even in one process and do not in two."""
+    monkeypatch.setattr(BackboneTraining, "run", None)  # it would start others that run these tests
+    small = ["--data", "Digits", "--n_train", "6", "--batch_size", "4", "--epochs", "1", "--trainer.accelerator", "cpu"]
+    assert train(["backbone", *small, *setting, "--trainer.devices", "2", "--out", str(tmp_path / "run")]) != 0
+    assert words in " ".join(capsys.readouterr().err.split())
 
 
 def test_victims_do_not_change_the_backbone(find: Find) -> None:

@@ -37,7 +37,8 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     call = Call(arguments, values, "backbone")
     settings, backbone, folder = call.settings(TrainSettings), call.settings(BackboneSettings), call.folder
     configure_process(settings.trainer)
-    training = prepare_training(backbone, settings.data, settings.seed)
+    processes = check_trainer(settings.trainer).processes
+    training = prepare_training(backbone, settings.data, settings.seed, processes=processes)
     check_trainer(settings.trainer, training.precision)
     exported = folder.path / BACKBONE_FILE
     if is_first_process():

@@ -72,9 +72,9 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     victims = victim_data(settings)
     lpips = PerceptualDistance(settings.lpips.network, settings.lpips.weights, settings.lpips.download)
     metrics = metrics_of(settings.metrics, [lpips])
-    target = find_target(settings.backbone, victims, settings.seed, settings.model)
+    processes = check_trainer(settings.trainer).processes
+    target = find_target(settings.backbone, victims, settings.seed, settings.model, processes)
     rehearse(settings, target, victims)
-    check_trainer(settings.trainer)
     if is_first_process():
         RunFolder.open(folder.path, call.config, settings.overwrite, SAME_RUN)
         _announce(target, victims, folder)

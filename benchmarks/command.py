@@ -29,7 +29,7 @@ import yaml
 from benchmarks.record import ROOT, Record, Row
 from lit_recon.cli.entry import BAD_INPUT
 from lit_recon.data.splits import Pool
-from lit_recon.reporting.provenance import differences, environment, read_settings
+from lit_recon.reporting.provenance import differences, environment, read_settings, without_overwrite
 from lit_recon.reporting.record import read_metrics
 from lit_recon.reporting.run_folder import IGNORED_SETTINGS, RunFolder
 
@@ -77,7 +77,7 @@ def finished_run(command: Sequence[str]) -> Path | None:
     if not folder.is_complete or differences(read_settings(folder.config), settings, (*IGNORED_SETTINGS, "name")):
         return None
     now = {key: fact for key, fact in environment().items() if key == "device" or key.startswith("version_")}
-    now["command"] = shlex.join(["python", *command])
+    now["command"] = shlex.join(["python", *without_overwrite(command)])
     there = read_metrics(folder.metrics)
     return folder.path if all(there.get(key) == fact for key, fact in now.items()) else None
 

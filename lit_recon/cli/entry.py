@@ -59,7 +59,7 @@ def main(program: str, commands: Sequence[Command], arguments: Sequence[str] | N
     from lit_recon.errors import LitReconError
     from lit_recon.experiments.configuration import find_configuration, readable
     from lit_recon.io.files import holding
-    from lit_recon.reporting.provenance import check_numbers
+    from lit_recon.reporting.provenance import check_numbers, without_overwrite
     from lit_recon.training.progress import Interrupted, interruptible
 
     try:
@@ -75,7 +75,7 @@ def main(program: str, commands: Sequence[Command], arguments: Sequence[str] | N
     except LitReconError as error:
         return refuse(program, str(error))
     except Interrupted as stop:
-        again = shlex.join([*program.split(), *_without_overwrite(given)])
+        again = shlex.join([*program.split(), *without_overwrite(given)])
         print(f"interrupted; resume with: {again}", file=sys.stderr)
         return SIGNAL_BASE + stop.number
     except (OSError, MemoryError, RuntimeError) as error:
@@ -160,12 +160,6 @@ def _options(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
     for before, argument in zip(["", *arguments], arguments, strict=False):
         name, _, value = argument.partition("=")
         yield (name, value) if value and name.startswith("--") else (before, argument)
-
-
-def _without_overwrite(arguments: Sequence[str]) -> list[str]:
-    """The arguments that resume what these began: `--overwrite true` would begin anew."""
-    pairs = zip(["", *arguments], arguments, strict=False)
-    return [given for before, given in pairs if before != "--overwrite" and not given.startswith("--overwrite")]
 
 
 def named_by_content(arguments: Sequence[str]) -> list[str]:

@@ -7,7 +7,7 @@ import platform
 import resource
 import shlex
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -41,9 +41,19 @@ def environment(device: str = "cpu") -> dict[str, str | int | float]:
     facts["peak_memory_mib"] = peak_memory_mib()
     script = Path(sys.argv[0])
     launcher = ["python", sys.argv[0]] if script.suffix == ".py" else [script.name]  # the wheel's console command
-    facts["command"] = shlex.join([*launcher, *sys.argv[1:]])
+    facts["command"] = shlex.join([*launcher, *without_overwrite(sys.argv[1:])])
     facts["created"] = datetime.now(UTC).isoformat(timespec="seconds")
     return facts
+
+
+def without_overwrite(arguments: Sequence[str]) -> list[str]:
+    """The arguments that resume or repeat what these began: `--overwrite true` would destroy it.
+
+    >>> without_overwrite(["run", "--overwrite", "true", "--n", "3", "--overwrite=true"])
+    ['run', '--n', '3']
+    """
+    pairs = zip(["", *arguments], arguments, strict=False)
+    return [given for before, given in pairs if before != "--overwrite" and not given.startswith("--overwrite")]
 
 
 def peak_memory_mib() -> float:

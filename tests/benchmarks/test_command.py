@@ -90,7 +90,8 @@ def test_a_finished_run_without_its_record_gets_one(
     assert settings["victims"]["n"] == 1
     monkeypatch.setattr(command, "resolved_settings", lambda _: settings)
     assert command.finished_run(arguments) == out
-    assert command.finished_run([*arguments, "--overwrite", "false"]) is None  # another command line
+    assert command.finished_run([*arguments, "--overwrite", "false"]) == out
+    assert command.finished_run([*arguments, "--seed", "0"]) is None  # another command line
     metrics = (out / "metrics.json").read_text()
     for change in ({"version_torch": "1.0"}, {"device": "another"}):
         (out / "metrics.json").write_text(json.dumps({**json.loads(metrics), **change}))

@@ -116,13 +116,6 @@ def test_a_signal_ends_with_how_to_go_on(
     assert signal.getsignal(number) is before
 
 
-def test_going_on_does_not_begin_anew(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    from lit_recon.cli.entry import _without_overwrite
-
-    assert _without_overwrite(["run", "--overwrite", "true", "--n", "3"]) == ["run", "--n", "3"]
-    assert _without_overwrite(["run", "--overwrite=true", "--n", "3"]) == ["run", "--n", "3"]
-
-
 def test_an_unknown_option_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert main("python x.py", command(monkeypatch, print), ["work", "--m", "3"]) == 2
     assert capsys.readouterr() == ("", "error: unrecognized arguments: --m 3 (see `python x.py work --help`)\n")

@@ -41,6 +41,12 @@ def test_the_command_can_be_pasted_into_a_shell(monkeypatch: pytest.MonkeyPatch)
         assert shlex.split(command) == [*launcher, *arguments]
 
 
+@pytest.mark.parametrize("given", [["--overwrite", "true"], ["--overwrite=true"]])
+def test_the_command_that_repeats_a_run_does_not_destroy_it(given: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["attack.py", "run", *given, "--seed", "3"])
+    assert environment()["command"] == "python attack.py run --seed 3"
+
+
 def test_the_machine_and_the_moment_are_told() -> None:
     facts = environment()
     assert facts["device"]

@@ -114,12 +114,13 @@ class RayCluster:
         self._running: dict[Any, Piece] = {}
         # A nested function travels as code, so that a worker can set its import path before it imports this package.
         place, paths, pack = os.getcwd(), [path or os.getcwd() for path in sys.path], ray.cloudpickle
+        command = list(sys.argv)
 
         def task(packed: bytes) -> dict[str, Any]:
             sys.path[:0] = [path for path in paths if path not in sys.path]
             from lit_recon.experiments.engine import cluster
 
-            return cluster.run_packed(pack.loads, packed, place)
+            return cluster.run_packed(pack.loads, packed, place, command)
 
         self._task = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=_RETRIES)(task)
 
@@ -147,11 +148,15 @@ class RayCluster:
             return piece, PieceOutcome(reason=f"the cluster lost it: {' '.join(str(error).split())}")
 
 
-def run_packed(loads: Any, packed: bytes, place: str) -> dict[str, Any]:
-    """In a worker: run a piece in the driver's working directory; the outcome as plain values."""
+def run_packed(loads: Any, packed: bytes, place: str, command: list[str]) -> dict[str, Any]:
+    """In a worker: run a piece in the driver's working directory; the outcome as plain values.
+
+    The piece records `command`, the driver's: the worker's own repeats nothing, and may hold Ray's password.
+    """
     if not Path(place).is_dir():
         return {"reason": f"{socket.gethostname()} does not see {place}: all nodes must share the working directory"}
     os.chdir(place)
+    sys.argv = command
     piece, folder = loads(packed)
     if not folder.config.is_file():
         return {"reason": f"{socket.gethostname()} does not see {folder.config}: all nodes must share the run folder"}

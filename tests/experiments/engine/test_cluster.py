@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,10 +22,11 @@ import yaml
 
 from lit_recon.cli import attack
 from lit_recon.errors import ConfigError
-from lit_recon.experiments.engine.cluster import ClusterSettings, run_packed
+from lit_recon.experiments.engine.cluster import ClusterSettings, RayCluster, run_packed
 from lit_recon.experiments.engine.pieces import Piece
 from lit_recon.experiments.engine.runner import StudyRunner
 from lit_recon.experiments.two_layer.run import TwoLayerCellRun
+from lit_recon.reporting.provenance import environment
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.training.progress import Interrupted, interruptible
 
@@ -242,13 +244,32 @@ def test_a_worker_runs_where_the_driver_is_or_says_what_it_does_not_see(
     piece, folder = Piece("cells/a", "first", done), RunFolder(tmp_path / "study")
 
     def run(place: Path = tmp_path) -> dict[str, Any]:
-        return run_packed(lambda _: (piece, folder), b"", str(place))
+        return run_packed(lambda _: (piece, folder), b"", str(place), sys.argv)
 
     assert "does not see" in run(tmp_path / "nowhere")["reason"]
     assert f"does not see {folder.config}" in run()["reason"]
     RunFolder.open(folder.path, "seed: 0\n")
     assert run()["summary"] == "done"
     assert run()["summary"] == "finished by a worker that was lost"
+
+
+def recording(folder: Path) -> str:
+    """The work of a piece: the command that its run records."""
+    return str(environment()["command"])
+
+
+def test_a_piece_records_the_command_of_the_study_and_not_that_of_the_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks: list[Callable[[bytes], dict[str, Any]]] = []
+    ray = SimpleNamespace(cloudpickle=pickle, remote=lambda **_: tasks.append)
+    folder = RunFolder.open(tmp_path, "seed: 0\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["attack.py", "evaluate", "--cluster", "auto"])
+    RayCluster(ray, folder, 1, 0)
+    monkeypatch.setattr(sys, "argv", ["default_worker.py", "--redis-password=secret"])
+    outcome = tasks[0](pickle.dumps((Piece("cells/a", "first", recording), folder)))
+    assert outcome["summary"] == "python attack.py evaluate --cluster auto"
 
 
 def test_pieces_travel(tmp_path: Path) -> None:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import os
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-from lit_recon.errors import ConfigError, LitReconError
+from lit_recon.errors import ConfigError, LitReconError, RunExistsError
 from lit_recon.experiments.configuration import SAME_RUN
 from lit_recon.experiments.engine.pieces import Piece, PieceOutcome, attempt
 from lit_recon.experiments.pages import build_page, lacks_page
 from lit_recon.io.files import write_text
-from lit_recon.reporting.record import read_json
+from lit_recon.reporting.provenance import differences, read_settings
+from lit_recon.reporting.record import read_json, read_metrics
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.wording import duration
 from lit_recon.training.trainer import TrainerSettings
@@ -163,6 +164,24 @@ class StudyRunner:
         content = {name: getattr(outcome, name) for name in ("reason", "applicable", "traceback")}
         write_text(path, json.dumps(content, indent=2))
         return path
+
+
+def refuse_other_lpips(folder: RunFolder, cells: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuse to go on, by a RunExistsError, with a study that has LPIPS values of another network or other weights.
+
+    `cells` holds the settings of its cells by their folder; LPIPS is no part of the hash in a folder's name.
+    """
+    for place, own in cells.items():
+        cell, asked = RunFolder(folder.path / place), own.get("lpips") or {"network": "none"}
+        if asked["network"] == "none" or not cell.is_complete or read_metrics(cell.metrics).get("lpips") is None:
+            continue
+        there = read_settings(cell.config).get("lpips")
+        if other := differences({"lpips": there}, {"lpips": asked}, ["lpips.download"]):
+            raise RunExistsError(
+                f"{folder.path} holds cells with another LPIPS ({'; '.join(map(str, other))}), such as {place}, and a "
+                "study needs one alone: go on with the former one, choose another folder with --out, or start again "
+                "with --overwrite true"
+            )
 
 
 def refuse_several_processes(command: str, trainer: TrainerSettings | None = None) -> None:

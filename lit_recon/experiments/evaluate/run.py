@@ -19,11 +19,11 @@ from lit_recon.clients import Client
 from lit_recon.clients.aggregate import one_client
 from lit_recon.defenses import Batch, BatchGradient, Defense, defended_gradient, simulated_gradient
 from lit_recon.defenses.combined import AveragedDefense, seen_in_mean
-from lit_recon.errors import ConfigError, LitReconError, MissingDataError, RunExistsError, TimeLimitError
+from lit_recon.errors import ConfigError, LitReconError, MissingDataError, TimeLimitError
 from lit_recon.experiments.call import Call
 from lit_recon.experiments.configuration import allow_class_path, settings_parser
 from lit_recon.experiments.engine.cluster import ClusterSettings
-from lit_recon.experiments.engine.runner import StudyRunner
+from lit_recon.experiments.engine.runner import StudyRunner, refuse_other_lpips
 from lit_recon.experiments.evaluate.galleries import gallery_panels
 from lit_recon.experiments.evaluate.grid import GridCell, build_cells, own_network, part_of
 from lit_recon.experiments.evaluate.page import summary_lines, write_evaluation
@@ -280,8 +280,8 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     cluster.check(arguments.prog, settings.trainer)
     cells = build_cells(settings, own)
     part = part_of(cells, settings.only)
-    if metric.key == "lpips" and not settings.overwrite:
-        refuse_other_lpips(call.folder, own)
+    if not settings.overwrite:
+        refuse_other_lpips(call.folder, {cell.folder: cell.settings for cell in cells})
     print("rehearsal   of every attack, defense and training, on the first victims", flush=True)  # takes up to minutes
     inapplicable = Rehearsal(part, path, metric).check()
     _refuse_unavailable(settings)
@@ -315,18 +315,6 @@ def _has_other_page(folder: RunFolder, own: Mapping[str, Any]) -> bool:
     """Whether the grid in this folder has a page with other comparisons than the settings `own` ask for."""
     there = read_settings(folder.config) if folder.is_run else own
     return any(is_below(found.key, _COMPARED) for found in differences(there, own))
-
-
-def refuse_other_lpips(folder: RunFolder, own: Mapping[str, Any]) -> None:
-    """Refuse to go on, by a RunExistsError, with a grid whose LPIPS has another network or other weights."""
-    there = read_settings(folder.config) if folder.is_run else own
-    other = [found for found in differences(there, own) if found.key in ("lpips.network", "lpips.weights")]
-    if other:
-        raise RunExistsError(
-            f"{folder.path} holds a grid that is ranked by another LPIPS ({'; '.join(map(str, other))}), and a ranking "
-            "needs one alone: go on with the former one, choose another folder with --out, or start again with "
-            "--overwrite true"
-        )
 
 
 def _refuse_unavailable(settings: EvaluateSettings) -> None:

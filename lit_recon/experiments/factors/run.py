@@ -16,7 +16,7 @@ from lit_recon.experiments.call import Call
 from lit_recon.experiments.configuration import settings_of, settings_parser
 from lit_recon.experiments.engine.cluster import ClusterSettings
 from lit_recon.experiments.engine.pieces import Piece, metrics_in_words, settings_hash
-from lit_recon.experiments.engine.runner import StudyRunner
+from lit_recon.experiments.engine.runner import StudyRunner, refuse_other_lpips
 from lit_recon.experiments.factors.measures import Measures, Transfer, files_of
 from lit_recon.experiments.factors.page import csv_table, write_page
 from lit_recon.experiments.factors.results import FactorStudy
@@ -124,6 +124,8 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     check_base(base, shadows)
     cluster.check(arguments.prog, shadows.trainer)
     folder, grid, splits = call.folder, FactorGrid(factors, call.own), Splits()
+    if not base.overwrite:
+        refuse_other_lpips(folder, {cell.folder: cell.settings for cell in grid.cells})
     runs = [FactorCellRun(factors, cell) for cell in grid.part(factors.only)]
     study = StudyRunner([run.piece for run in runs], folder.path)
     missing = [run for run, piece in zip(runs, study.pieces, strict=True) if not study.is_done(piece)]

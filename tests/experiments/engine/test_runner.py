@@ -9,11 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from lit_recon.errors import ConfigError, CorruptFileError, ShapeError, ThreatModelError, UnsupportedModelError
+from lit_recon.errors import (
+    ConfigError,
+    CorruptFileError,
+    RunExistsError,
+    ShapeError,
+    ThreatModelError,
+    UnsupportedModelError,
+)
 from lit_recon.experiments.engine.pieces import Piece, attempt, settings_hash
-from lit_recon.experiments.engine.runner import StudyRunner, ThisProcess, refuse_several_processes
+from lit_recon.experiments.engine.runner import StudyRunner, ThisProcess, refuse_other_lpips, refuse_several_processes
 from lit_recon.io.files import write_text
 from lit_recon.reporting.run_folder import RunFolder, marked
+from lit_recon.reporting.writing import write_metrics
 from lit_recon.training.progress import Interrupted
 from lit_recon.training.trainer import TrainerSettings
 
@@ -256,3 +264,20 @@ def test_several_processes_and_devices_are_refused(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match=r"attack.py evaluate runs in one process.*--cluster local"):
         refuse_several_processes("attack.py evaluate")
+
+
+@pytest.mark.parametrize("changed", [{"network": "vgg"}, {"weights": "other.pth"}])
+def test_a_study_keeps_the_network_and_weights_of_lpips(changed: dict[str, str], tmp_path: Path) -> None:
+    folder, lpips = RunFolder(tmp_path), {"network": "alex", "weights": None, "download": True}
+    refuse_other_lpips(folder, {"cells/a": {"lpips": lpips}})
+    cell = RunFolder.open(tmp_path / "cells" / "a", json.dumps({"seed": 0, "lpips": lpips}))
+    other = {"seed": 1, "lpips": {**lpips, **changed}}
+    refuse_other_lpips(folder, {"cells/a": other})  # not finished
+    write_metrics(cell, {"lpips": None, "lpips_reason": "no weights"})
+    refuse_other_lpips(folder, {"cells/a": other})
+    write_metrics(cell, {"lpips": 0.1})
+    for there in ({"lpips": {**lpips, "download": False}}, {"lpips": {**lpips, "network": "none"}}, {}):
+        refuse_other_lpips(folder, {"cells/a": there})
+    refuse_other_lpips(folder, {"cells/b": other})
+    with pytest.raises(RunExistsError, match=rf"lpips\.{next(iter(changed))}: .* go on with the former one"):
+        refuse_other_lpips(folder, {"cells/a": other})

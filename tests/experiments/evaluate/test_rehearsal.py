@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import yaml
 
+from lit_recon import cli
 from lit_recon.attacks.base import Attack
 from lit_recon.defenses import OptimalGradientNoise
-from lit_recon.errors import RunExistsError, ThreatModelError, UnsupportedModelError
+from lit_recon.errors import ConfigError, ThreatModelError, UnsupportedModelError
 from lit_recon.experiments.evaluate.grid import GridCell, build_cells, part_of
 from lit_recon.experiments.evaluate.rehearsal import Rehearsal
 from lit_recon.experiments.evaluate.results import LeakageMetric
-from lit_recon.experiments.evaluate.run import refuse_other_lpips
 from lit_recon.experiments.evaluate.settings import DefenseFamily, EvaluateSettings, GridAttack
 from lit_recon.experiments.settings import AttackSettings
 from lit_recon.experiments.update_attack.run import observed, rehearse, victim_data
@@ -147,11 +147,24 @@ def test_a_part_without_an_applicable_attack_is_refused(cells: list[GridCell], t
         Rehearsal(alone, tmp_path, LeakageMetric()).check()
 
 
-@pytest.mark.parametrize("changed", [{"network": "vgg"}, {"weights": "other.pth"}])
-def test_a_grid_that_is_ranked_by_lpips_keeps_its_network_and_weights(changed: dict[str, str], tmp_path: Path) -> None:
-    own: dict[str, Any] = {"seed": 0, "lpips": {"network": "alex", "weights": None, "download": True}}
-    refuse_other_lpips(RunFolder(tmp_path / "new"), own)
-    folder = RunFolder.open(tmp_path / "grid", yaml.safe_dump(own))
-    refuse_other_lpips(folder, {"seed": 1, "lpips": {**own["lpips"], "download": False}})
-    with pytest.raises(RunExistsError, match=rf"lpips\.{next(iter(changed))}: .* go on with the former one"):
-        refuse_other_lpips(folder, {**own, "lpips": {**own["lpips"], **changed}})
+def test_a_grid_of_any_ranking_keeps_the_network_of_lpips(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def rehearse(cells: list[GridCell], path: Path, metric: LeakageMetric) -> None:
+        for cell in cells:
+            run = RunFolder.open(path / cell.folder, yaml.safe_dump(cell.settings))
+            write_metrics(run, {"rmse": 0.2, "lpips": 0.1})
+        raise ConfigError("killed after its first cells")
+
+    monkeypatch.setattr("lit_recon.experiments.evaluate.run.Rehearsal", rehearse)
+    (tmp_path / "any.yaml").write_text("attack: {class_path: GradientMatching}")
+    settings = {**COMMON, "lpips": {"network": "alex"}, "attacks": {"any": {"config": str(tmp_path / "any.yaml")}}}
+    (tmp_path / "grid.yaml").write_text(yaml.safe_dump({**settings, "defenses": {}, "utility": None}))
+    command = ["evaluate", "--config", str(tmp_path / "grid.yaml"), "--out", str(tmp_path / "grid")]
+    for others, words in (
+        ([], "killed after its first cells"),
+        (["--victims.n", "2"], "killed after its first cells"),  # other cells
+        (["--lpips.network", "vgg"], "holds cells with another LPIPS (lpips.network: 'alex' there, 'vgg' now)"),
+    ):
+        assert cli.attack([*command, *others]) == 2
+        assert words in capsys.readouterr().err

@@ -11,6 +11,7 @@ import pytest
 import torch
 import yaml
 
+from lit_recon.cli import reconn
 from lit_recon.cli.entry import named_by_content
 from lit_recon.data import ImageSet
 from lit_recon.data.informed_splits import InformedSplit
@@ -28,6 +29,8 @@ from lit_recon.experiments.factors.settings import (
     check_base,
 )
 from lit_recon.experiments.released_attack.settings import RECONN, ReconnSettings, ShadowSettings
+from lit_recon.reporting.run_folder import RunFolder
+from lit_recon.reporting.writing import write_metrics
 
 CONFIGS = Path(__file__).parents[3] / "configs" / "reconn"
 NETWORK = {"class_path": "ReleasedMLP", "init_args": {"hidden": [10], "activation": "elu"}}
@@ -245,6 +248,24 @@ def test_a_cell_that_cannot_work_is_named(
     monkeypatch.setattr(ShadowSettings, "drawn", lambda own: few)
     with pytest.raises(ConfigError, match="split.targets of at least 6; got 5"):
         check(study, grid)
+
+
+def test_a_study_keeps_the_network_of_lpips(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def finish(run: FactorCellRun, splits: Splits) -> None:
+        done = RunFolder.open(tmp_path / "study" / run.cell.folder, yaml.safe_dump(run.cell.settings))
+        write_metrics(done, {"mse": 0.1, "lpips": 0.1})
+        raise ConfigError("killed after its first cell")
+
+    monkeypatch.setattr(FactorCellRun, "check", finish)
+    command = ["factors", "--config", str(small(tmp_path)), "--out", str(tmp_path / "study")]
+    for network, words in (
+        ("alex", "killed after its first cell"),
+        ("vgg", "holds cells with another LPIPS (lpips.network: 'alex' there, 'vgg' now)"),
+    ):
+        assert reconn([*command, "--lpips.network", network]) == 2
+        assert words in capsys.readouterr().err
 
 
 def test_another_fixed_set_shares_no_image_with_the_old_one(split: InformedSplit) -> None:

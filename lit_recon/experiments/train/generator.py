@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +33,7 @@ from lit_recon.reporting.pages import Page, Panel, Picture
 from lit_recon.reporting.provenance import environment, read_settings
 from lit_recon.reporting.record import read_metrics
 from lit_recon.reporting.run_folder import RunFolder
+from lit_recon.reporting.stopwatch import Stopwatch
 from lit_recon.reporting.wording import MISSING, format_score
 from lit_recon.reporting.writing import Scalar, write_metrics
 from lit_recon.training.trainer import TrainerSettings, check_trainer, configure_process
@@ -125,15 +125,15 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     print(f"data        {data.train.name} ({len(data.train)} images)")
     print(f"generator   {n_weights} weights, {settings.latent_size} latents")
     print(f"run folder  {folder.path}", flush=True)
-    started = time.perf_counter()
     exported = folder.path / GENERATOR_FILE
-    if exported.is_file():  # killed after the training
-        checkpoint = load_generator(exported)
-    else:
-        loggers = call.loggers()
-        checkpoint = train_generator(module, data, settings.epochs, settings.trainer, loggers, folder.path)
-        finish(loggers)
-    seconds = time.perf_counter() - started
+    with Stopwatch(folder) as watch:
+        if exported.is_file():  # killed after the training
+            checkpoint = load_generator(exported)
+        else:
+            loggers = call.loggers()
+            checkpoint = train_generator(module, data, settings.epochs, settings.trainer, loggers, folder.path)
+            finish(loggers)
+        seconds = watch.seconds
     figures, images = measure_quality(
         checkpoint.generator, data.train, data.test, settings.n_shown, settings.search_steps, settings.seed
     )

@@ -64,9 +64,10 @@ def test_a_finished_training_is_kept(made: Path, capsys: pytest.CaptureFixture[s
     assert train(arguments(made)) == 2
     assert "finished run" in capsys.readouterr().err
     (made / "metrics.json").unlink()  # killed before its last file
+    (made / "checkpoints" / "seconds").write_text("1000\n")
     assert train(arguments(made)) == 0
     assert (made / "generator.safetensors").read_bytes() == before
-    assert (made / "metrics.json").is_file()
+    assert json.loads((made / "metrics.json").read_text())["seconds"] > 1000  # with those of the killed process
 
 
 def test_damaged_or_unfinished_pages_are_refused(

@@ -217,7 +217,8 @@ def measure_quality(
 
     `sample_nearest_rmse`, of samples to the nearest training image, much below that of real images means memorization,
     much above it unrealistic samples. `sample_spread_rmse`, between two samples, much below that of real images means
-    mode collapse. A search for latents alone cannot have an error below `search_rmse`.
+    mode collapse. `search_rmse` is the best found by one search of `search_steps` steps; an attack with more steps or
+    restarts may do somewhat better.
     """
     samples = draw_samples(generator, generator.latent_size, n, seeded_generator(seed, "samples"))
     held_out = test.pixels(sample_victims(test.labels, n, seed))
@@ -242,7 +243,7 @@ def measure_quality(
 
 
 def search_latents(generator: ConvGenerator, images: Tensor, steps: int, seed: int) -> Tensor:
-    """The generator's best reconstructions of images `(n, c, h, w)`: least squared error over latents, by Adam."""
+    """The generator's reconstructions of images `(n, c, h, w)` by one search over latents: squared error, by Adam."""
     random = seeded_generator(seed, "search")
     latents = _START * torch.randn(len(images), generator.latent_size, generator=random)
     frozen = {name: value.detach() for name, value in generator.named_parameters()}

@@ -46,9 +46,9 @@ _SAMPLES = (
     "memorized."
 )
 _SEARCH = (
-    "Test images, which the generator was not trained on, and the best that it can draw of them when the latent is "
-    "optimized on the image itself. An attack that optimizes latents alone cannot do better; one that optimizes the "
-    "generator's weights too may."
+    "Test images, which the generator was not trained on, and the best that it drew of them in one search of {} steps, "
+    "which optimized the latent on the image itself. An attack with more steps or restarts may do somewhat better, and "
+    "so may one that optimizes the generator's weights, too."
 )
 #: Rows of the table: distance, key of the generator's metric, key and name of the value to compare it with.
 _ROWS = (
@@ -162,7 +162,7 @@ def write_page(path: Path) -> Path:
     folder = RunFolder(path)
     if not folder.is_complete:
         raise MissingDataError(f"{path} holds no finished training of a generator: run its command again")
-    metrics, file = read_metrics(folder.metrics), path / IMAGES_FILE
+    metrics, settings, file = read_metrics(folder.metrics), read_settings(folder.config), path / IMAGES_FILE
     try:
         images = load_file(file)
         samples = image_grid({"sample": images["samples"], "nearest": images["sample_nearest"]})
@@ -175,9 +175,10 @@ def write_page(path: Path) -> Path:
         header=["Distance", "Generator", "For comparison"],
         rows=[[words, _rmse(metrics, ours), f"{_rmse(metrics, other)} ({name})"] for words, ours, other, name in _ROWS],
     )
+    search = _SEARCH.format(settings.get("search_steps", MISSING))
     page = Page(
         kind="Generator of images",
-        settings=read_settings(folder.config),
+        settings=settings,
         facts=metrics,
         lead=f"A search over latents reproduces unseen images with an RMSE of {_rmse(metrics, 'search_rmse')} on "
         f"average; the mean image has {_rmse(metrics, 'search_mean_image_rmse')}. The RMSE to the nearest training "
@@ -185,7 +186,7 @@ def write_page(path: Path) -> Path:
         "for real held-out images.",
         panels=[
             Panel("Samples", _SAMPLES, [Picture(samples, "Samples, and the training images nearest to them")]),
-            Panel("Held-out images", _SEARCH, [Picture(held_out, "Held-out images and the results of the search")]),
+            Panel("Held-out images", search, [Picture(held_out, "Held-out images and the results of the search")]),
             distances,
         ],
         files={

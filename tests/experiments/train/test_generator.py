@@ -45,6 +45,7 @@ def test_a_training_leaves_its_generator_and_record(made: Path) -> None:
     assert 0 < metrics["search_rmse"] < 1
     page = (made / "report.html").read_text()
     assert f"RMSE of {metrics['search_rmse']:.3f}" in page
+    assert "in one search of 2 steps" in page
     assert page.count("data:image/png") == 2
     [log] = made.glob("logs/version_0/metrics.csv")
     assert (made / "config.yaml").is_file()

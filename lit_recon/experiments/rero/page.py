@@ -74,14 +74,19 @@ def _verdict(record: Mapping[str, Any]) -> str:
     first = f"{parts[0]}; {parts[1][0].lower()}{parts[1][1:]}" if len(private) > 1 else parts[0]
     mean = f"The MSE of the mean image is {_mse(private[0], 'baseline_mean_image_mse')}"
     without = f", that of the attack without noise {_mse(plain)}" if plain else ""
-    return f"{first}. {mean}{without}. {_judged(record)}"
+    return f"{first}. {mean}{without}. {judged(record)}"
 
 
-def _judged(record: Mapping[str, Any]) -> str:
-    """A sentence on the success rates beside their bounds; a bound of 1 cannot be exceeded."""
+def verdicts(record: Mapping[str, Any]) -> tuple[list[bool], int]:
+    """Whether each success rate lies below its bound, where that is below 1; and how many others have a bound of 1."""
     rows = [row for cell in record["cells"] for row in cell["comparisons"] if row["below"] is not None]
     compared = [row["below"] for row in rows if row["tight"] < 1]
-    idle = len(rows) - len(compared)
+    return compared, len(rows) - len(compared)
+
+
+def judged(record: Mapping[str, Any]) -> str:
+    """A sentence on the success rates beside their bounds."""
+    compared, idle = verdicts(record)
     others = f" (in {idle} more the bound is 1, which allows any rate)" if idle else ""
     if not compared:
         return f"No success rate was compared with a bound below 1{others}."

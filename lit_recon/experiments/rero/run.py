@@ -11,7 +11,7 @@ from lit_recon.experiments.configuration import settings_parser
 from lit_recon.experiments.engine.cluster import ClusterSettings
 from lit_recon.experiments.engine.runner import StudyRunner
 from lit_recon.experiments.released_attack.settings import ShadowSettings
-from lit_recon.experiments.rero.page import write_page
+from lit_recon.experiments.rero.page import judged, write_page
 from lit_recon.experiments.rero.score import CellEvaluator, measures, study_metrics, write_record
 from lit_recon.experiments.rero.settings import ReroSettings, rero_cells
 from lit_recon.modules.loggers import finish, log_numbers
@@ -69,6 +69,5 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
         facts |= {"seconds": watch.seconds, **environment()}
         write_metrics(folder, {**metrics, **facts}, measures(record))
         write_page(folder.path)
-        below = f"{metrics['comparisons_below']} of {metrics['comparisons']}"
-        print(f"bounds      attack below the bound in {below} comparisons")
+        print(f"bounds      {judged(record)}")
         print(f"report      {folder.report}")

@@ -34,7 +34,7 @@ from lit_recon.experiments.rero.bounds import (
     priors,
     sampled_rows,
 )
-from lit_recon.experiments.rero.page import RECORD, TABLE
+from lit_recon.experiments.rero.page import RECORD, TABLE, verdicts
 from lit_recon.experiments.rero.settings import ReroCell, ReroSettings
 from lit_recon.io.files import write_text
 from lit_recon.measures import MEASURES, Measure
@@ -217,8 +217,8 @@ def study_metrics(record: Mapping[str, Any]) -> dict[str, Scalar]:
             if row["success_rate"] is not None
         }
     found |= {key: cells[0][key] for key in ("n", "baseline_mean_image_mse", "oracle_mse")}
-    compared = [row["below"] for cell in cells for row in cell["comparisons"] if row["below"] is not None]
-    return {**found, "comparisons": len(compared), "comparisons_below": sum(compared)}
+    compared, idle = verdicts(record)
+    return {**found, "comparisons": len(compared), "comparisons_below": sum(compared), "comparisons_idle": idle}
 
 
 def measures(record: Mapping[str, Any]) -> list[Measure]:

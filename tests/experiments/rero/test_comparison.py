@@ -11,7 +11,7 @@ from scipy.stats import beta
 
 from lit_recon.bounds.baseline_error import BaselineError
 from lit_recon.experiments.rero.bounds import Bounds, PriorSpec
-from lit_recon.experiments.rero.page import _judged
+from lit_recon.experiments.rero.page import judged
 from lit_recon.experiments.rero.score import comparison, study_metrics
 
 PRIOR = PriorSpec("one of 10 candidates", BaselineError(math.log(0.1)), candidates=10)
@@ -81,12 +81,12 @@ def test_estimates_and_trainings_without_a_bound_have_no_verdict() -> None:
 )
 def test_the_page_counts_only_bounds_that_an_attack_could_exceed(tights: tuple[float | None, ...], words: str) -> None:
     rows = [comparison(PRIOR, won(30), None if tight is None else limit(tight)) for tight in tights]
-    assert words in _judged({"cells": [{"comparisons": rows}]})
+    assert words in judged({"cells": [{"comparisons": rows}]})
 
 
 def test_a_study_counts_what_lies_above_its_bound() -> None:
-    rows = [comparison(PRIOR, won(30), limit(tight)) for tight in (0.05, 0.25, 0.9)]
+    rows = [comparison(PRIOR, won(30), limit(tight)) for tight in (0.05, 0.25, 0.9, 1.0)]
     keys = ("mse", "mse_std", "accuracy", "accuracy_std", "baseline_mean_image_mse", "oracle_mse", "noise_multiplier")
     cell = {"name": "private", "epsilon": 1.0, "n": N, "comparisons": rows, **dict.fromkeys(keys, 0.5)}
     found = study_metrics({"cells": [cell]})
-    assert (found["comparisons"], found["comparisons_below"]) == (3, 2)
+    assert [found[f"comparisons{key}"] for key in ("", "_below", "_idle")] == [3, 2, 1]

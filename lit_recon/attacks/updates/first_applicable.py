@@ -29,7 +29,7 @@ class FirstApplicable(Attack):
 
     Args:
         attacks: two or more, none itself such a list, the strongest first. The error of the last one is raised where
-            none is applicable, or where it lacks knowledge.
+            none is applicable, or where its `check` or `rehearse` says before the first iteration what it lacks.
     """
 
     def __init__(self, attacks: list[Attack]) -> None:
@@ -95,7 +95,7 @@ class FirstApplicable(Attack):
         own = [found[v] for v in stuck]
         try:
             other = self._begin(number + 1, own, [run.observations[v] for v in stuck], execution)
-        except UnsupportedModelError as error:
+        except (UnsupportedModelError, ThreatModelError) as error:
             why = f"no further attack of {len(self.attacks)} is applicable: {error}"
             kept = [replace(one, notes=(*one.notes, why)) for one in own]
             return AttackRun(run.observations, lambda: put(found, stuck, kept))

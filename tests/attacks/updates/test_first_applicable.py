@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,15 @@ import torch
 from torch import Tensor
 
 from lit_recon.attacks.updates import (
+    AnalyticInversion,
+    BatchNormPrior,
     FeatureMatching,
     FeaturesOnly,
     FirstApplicable,
     GenerativePrior,
     GradientMatching,
     HeadCounts,
+    InputMatching,
     KnownLabels,
     MapMatching,
     MapRecovery,
@@ -25,9 +29,10 @@ from lit_recon.attacks.updates import (
 from lit_recon.attacks.updates.feature_maps import matching
 from lit_recon.defenses import GradientPruning
 from lit_recon.errors import ConfigError, ThreatModelError, UnsupportedModelError
+from lit_recon.models import MLP, Backbone
 from lit_recon.models.generative.generator import ConvGenerator, GeneratorCheckpoint, save_generator
 from lit_recon.modules.attack_state import run_attack
-from lit_recon.records import Observation
+from lit_recon.records import Knowledge, Normalization, Observation
 from tests.attacks.updates.feature_maps.test_recovery import backbone, observed
 
 
@@ -82,11 +87,28 @@ def test_images_stay_where_no_further_attack_can_work(photographs: Tensor) -> No
     FirstApplicable([first, for_noise]).rehearse([seen])
 
 
+def test_images_stay_where_the_update_lacks_what_a_further_attack_needs(photographs: Tensor) -> None:
+    torch.manual_seed(0)
+    model = Backbone(MLP((3, 32, 32), [16, 16]), 5, Normalization((0.5,) * 3, (0.25,) * 3))
+    seen, first = observed(photographs[:1], model, defense=GradientPruning(0.8)), AnalyticInversion()
+    on_inputs = GradientMatching(FeaturesOnly(), features=InputMatching(), steps=1)
+    alone, result = first(seen), FirstApplicable([first, on_inputs])(seen)
+    assert alone.n_certified == 0
+    torch.testing.assert_close(result.images, alone.images)
+    assert result.notes[:-1] == alone.notes
+    assert "no further attack of 2 is applicable: the gradient of trunk.layers.2 is not spanned" in result.notes[-1]
+    with pytest.raises(ThreatModelError, match="not spanned"):
+        FirstApplicable([on_inputs, on_inputs])(seen)
+
+
 def test_the_last_attack_has_to_work(photographs: Tensor) -> None:
-    seen = observed(photographs[:2], backbone("gelu"))
+    seen = observed(photographs[:2], backbone(), defense=GradientPruning(0.99))
     needy = FirstApplicable([attack().attacks[0], GradientMatching(labels=KnownLabels())])
     with pytest.raises(ThreatModelError, match="labels"):
         needy(seen)
+    needy = FirstApplicable([attack().attacks[0], GradientMatching(priors=[BatchNormPrior(1.0)])])
+    with pytest.raises(ThreatModelError, match="BatchNormPrior needs BatchNorm statistics"):
+        needy.check([replace(observed(photographs[:2]), knowledge=Knowledge(batch_norm="none"))])
     with pytest.raises(ConfigError, match="two or more"):
         FirstApplicable([attack().last])
     with pytest.raises(ConfigError, match="none of them another FirstApplicable"):

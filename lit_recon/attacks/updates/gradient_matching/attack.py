@@ -164,21 +164,21 @@ class GradientMatching(FurtherStarts):
     def follow(
         self, found: Sequence[Reconstruction], observations: Sequence[Observation], execution: Way | None = None
     ) -> AttackRun:
-        """The run whose pixels begin at the images found."""
+        """The run whose pixels begin at the images found, with their labels."""
         run = self.begin(observations, execution)
         if isinstance(self.parametrization, Pixels):
             assert isinstance(run.state, MatchingState)
             for problem, one in zip(run.state.problems[:: self.restarts], found, strict=True):
-                penalty, images = problem.feature_penalty, one.images
+                penalty, images, labels = problem.feature_penalty, one.images, one.labels.to(problem.labels)
                 if penalty is not None:
                     order, kept = penalty.in_order(images), penalty.kept(one)
-                    images = images[order]
+                    images, labels = images[order], labels[order]
                     if kept is not None:
                         problem.kept = (kept[order].view(-1, 1, 1, 1), images)
                 start = self.parametrization.of(images, problem.restart.observation)
                 problem.variables["pixels"].data.copy_(start["pixels"])
-                if self._grouped(problem.restart.observation):
-                    problem.labels = one.labels.to(problem.labels)
+                if not self.labels.optimises(problem.restart.observation):
+                    problem.labels = labels
         return run
 
     def init(self, observations: Sequence[Observation]) -> MatchingState:

@@ -196,3 +196,9 @@ def test_images_of_several_clients_are_certified_in_the_order_of_clients(
     kept, places = run.state.problems[0].kept  # type: ignore[misc]  # certified images are kept
     assert torch.equal(places, wrong[penalty.in_order(wrong)])
     assert torch.equal(places[~kept.flatten()], wrong[1:2])
+    # another attack begins with images in the places of their maps and with their labels
+    followed = attack.follow([before], [seen])
+    assert isinstance(followed.state, MatchingState)
+    problem, order = followed.state.problems[0], penalty.in_order(wrong)
+    torch.testing.assert_close(problem.images(attack.parametrization).detach(), wrong[order])
+    assert problem.labels.tolist() == labels[order].tolist() != labels.tolist()

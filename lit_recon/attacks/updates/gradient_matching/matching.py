@@ -211,17 +211,23 @@ def update_distance(observation: Observation, images: Tensor, labels: Tensor, ob
         return float(matching._loss(images.detach(), labels, target, {}, "no")[0])
 
 
+def simulated_release(observation: Observation, images: Tensor, labels: Tensor) -> Update:
+    """The update that images with labels `(n,)` would give, with the attacker's knowledge of a defense."""
+    matching = Matching([observation], GlobalCosine(), None)
+    with torch.enable_grad():
+        update = matching._update(Batch(images.detach(), labels), observation.update, "no")
+    return {name: value.detach() for name, value in update.items()}
+
+
 def update_misfits(observation: Observation, images: Tensor, labels: Tensor) -> dict[str, float]:
     """Root mean square of the observed update less the simulated release of images with labels `(n,)`, by tensor.
 
     Over the entries that are observed: those released as zero have no noise.
     """
-    matching = Matching([observation], GlobalCosine(), None)
-    with torch.enable_grad():
-        update = matching._update(Batch(images.detach(), labels), observation.update, "no")
+    update = simulated_release(observation, images, labels)
     misfits: dict[str, float] = {}
     for name, value in observation.update.items():
-        rest = (value - update[name].detach())[value != 0].double()
+        rest = (value - update[name])[value != 0].double()
         misfits[name] = float((rest.square().sum() / max(1, len(rest))).sqrt())
     return misfits
 

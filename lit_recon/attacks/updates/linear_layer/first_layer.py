@@ -20,10 +20,11 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from scipy.stats import chi2
 from torch import Tensor
-from torch.nn.functional import cosine_similarity, fold
+from torch.nn.functional import fold
 
 from lit_recon.attacks.base import Attack
 from lit_recon.attacks.updates.feature_maps.convolutions import PatchEmbedding, find_patch_embedding
+from lit_recon.attacks.updates.gradient_matching.matching import simulated_release
 from lit_recon.attacks.updates.labels.head import (
     ROUNDING,
     exact,
@@ -251,23 +252,6 @@ def invert(derivatives: Tensor, weight: Tensor) -> Inverted:
     return Inverted(inputs, float(noise.mean().sqrt() + shrunk.mean().sqrt()))
 
 
-def _distorted(derivatives: Tensor, weight: Tensor, largest: float) -> bool:
-    """Whether entries seem to be cut off, the largest of several rows, or hidden, in a way that the fit does not show.
-
-    An input whose column of weights is zero may have been 0, or anything, with an error of about 1: so many may be zero
-    that the root mean square error is at most `largest`.
-    """
-    cut = any(int((size == size.max()).any(dim=1).sum()) > 1 for size in (weight.abs(), derivatives.T.abs()))
-    return cut or float((weight == 0).all(dim=0).double().mean()) > largest**2
-
-
-def _unexplained(images: Tensor, labels: Tensor, observation: Observation) -> float:
-    """Sine of the angle between the candidate's update and the observed one: clipping does not change it."""
-    candidate, observed = _update(images, labels, observation), observation.update
-    one, two = (torch.cat([exact(update[name]).flatten() for name in observed]) for update in (candidate, observed))
-    return float((1 - cosine_similarity(one, two, dim=0).square()).clamp(min=0).sqrt())
-
-
 class AnalyticInversion(LabelledAttack):
     """The image of a batch of one, or one image per label, from the gradient of a first fully connected layer.
 
@@ -282,7 +266,8 @@ class AnalyticInversion(LabelledAttack):
     The layer takes the pixels and has a bias, or is a convolution of patches without overlap. Rows of a hidden layer
     mix all images of a batch: `CocktailPartyAttack` separates them. A single image is certified where what the fit
     leaves over says that its RMSE is at most 0.01, but for about 1 in 1,000 draws of the noise. Where entries seem to
-    be cut off or hidden, it also has to explain the direction of the whole update to within 1 %.
+    be cut off or hidden, it also has to explain the direction of the whole update to within 1 %. And all tensors have
+    to be those of the image times one factor: two that were clipped apart give the image another contrast.
 
     Args:
         labels: recovery of the batch's labels.
@@ -331,12 +316,15 @@ class AnalyticInversion(LabelledAttack):
         return Reconstruction(images.to(seen.like), labels, loss, notes=(*notes, note))
 
     def _single(self, seen: Observation) -> Reconstruction:
+        # loaded only where an image is found
+        from lit_recon.attacks.updates.linear_layer.agreement import disagreement, distorted, unexplained
+
         if (embedding := find_patch_embedding(seen)) is None:
             layer = first_layer(seen)
-            derivatives, weight = layer.bias[None], layer.weight
+            derivatives, weight, name = layer.bias[None], layer.weight, f"{layer.name}.bias"
         else:
             gradient = mean_gradient(seen.update, seen)
-            derivatives = embedding.derivatives(exact(gradient[embedding.positions]))
+            name, derivatives = embedding.positions, embedding.derivatives(exact(gradient[embedding.positions]))
             weight = exact(gradient[f"{embedding.convolution.name}.weight"]).flatten(1)
         labels, notes = self.labels(seen)
         inputs, error = invert(derivatives, weight)
@@ -346,14 +334,22 @@ class AnalyticInversion(LabelledAttack):
         images = to_pixels(inputs, seen)
         unit = float(seen.normalization.tensors(images)[1].square().mean().sqrt())
         error *= unit
-        certified = error <= CERTAIN
-        if certified and _distorted(derivatives, weight, CERTAIN / unit):
-            certified = _unexplained(images, labels, seen) < CERTAIN
+        certified, apart = error <= CERTAIN, ""
+        if certified and distorted(derivatives, weight, CERTAIN / unit):
+            certified = unexplained(_update(images, labels, seen), seen.update) < CERTAIN
+        if certified:
+            # a brighter or darker image within the allowed error
+            allowed = CERTAIN / unit / float(inputs.square().mean().sqrt() + TINY)
+            own = simulated_release(seen, images.clamp(0, 1).to(seen.like), labels)
+            apart = disagreement(own, seen.update, name, allowed, error / unit)
+            certified = not apart
         if not derivatives.any():
             notes = (*notes, "the first layer's gradient is zero: the image is a guess")
         elif error > CERTAIN:
             left = f"leave an RMSE of up to {error:.2g}" if error < torch.inf else "do not tell the image from noise"
             notes = (*notes, f"not certified: the gradients of the first layer {left}")
+        elif apart:
+            notes = (*notes, f"not certified: {apart}")
         elif not certified:
             hidden = "entries of the first layer's gradient seem to be cut off or hidden"
             notes = (*notes, f"not certified: {hidden}, and the image does not explain the whole update")

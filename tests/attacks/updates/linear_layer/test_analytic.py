@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -11,16 +13,18 @@ from lit_recon.clients import Client, LocalTraining
 from lit_recon.clients.gradient import GradientOperator
 from lit_recon.clients.local_steps import Release
 from lit_recon.defenses import (
+    Chain,
     Defense,
     ExcludedVariables,
     GaussianNoise,
     GradientClipping,
+    NetworkDropout,
     OptimalGradientPruning,
     PercentilePrivacy,
 )
 from lit_recon.errors import ConfigError, ShapeError, ThreatModelError, UnsupportedModelError
 from lit_recon.models import MLP, Backbone, ConvNet
-from lit_recon.records import Batch, Knowledge, Normalization, Observation, Weights
+from lit_recon.records import Batch, Knowledge, Normalization, Observation, Update, Weights
 
 NORMALIZATION = Normalization((0.4, 0.5, 0.6), (0.2, 0.25, 0.3))
 NONE = Normalization((0.0,), (1.0,))
@@ -132,6 +136,48 @@ def test_images_are_certified_with_or_without_noise_and_clipping(defense: Defens
     assert found.certified is not None
     assert found.certified.tolist() == [True]
     torch.testing.assert_close(found.images, images, rtol=0.0, atol=0.01)
+
+
+class Scaled(Defense):
+    """Every tensor clipped to its own norm, or all biases or weights times a factor."""
+
+    def __init__(self, bound: float | None = None, **factors: float) -> None:
+        self.bound, self.factors = bound, factors
+
+    def transform_update(self, update: Update, *_: Any, **__: Any) -> Update:
+        bounds = {
+            name: 1.0 if self.bound is None else self.bound / float(value.norm()) for name, value in update.items()
+        }
+        return {n: v * min(1.0, bounds[n]) * self.factors.get(n.rpartition(".")[2], 1.0) for n, v in update.items()}
+
+    def __repr__(self) -> str:
+        return f"Scaled({self.bound}, {self.factors})"
+
+
+@pytest.mark.parametrize("defense", [Scaled(0.5), Scaled(weight=0.5), Scaled(bias=0.5), Scaled(weight=0.9)], ids=repr)
+@pytest.mark.parametrize("told", [False, True])
+@pytest.mark.parametrize("widths", [[64], [32, 16], []])
+def test_images_scaled_with_their_tensors_are_not_certified(defense: Defense, told: bool, widths: list[int]) -> None:
+    torch.manual_seed(0)
+    images = draw(1)
+    plain = nn.Sequential(nn.Flatten(), nn.Linear(192, 6))
+    model = Backbone(MLP((3, 8, 8), widths), 6, NORMALIZATION) if widths else plain
+    setting = {} if widths else {"image_shape": (3, 8, 8), "normalization": NORMALIZATION}
+    client = Client(model, defense=defense, **setting)  # type: ignore[arg-type]
+    found = AnalyticInversion()(client.observe(images, torch.tensor([3]), Knowledge(defense=told)))
+    assert (found.images - images).square().mean().sqrt() > 0.01
+    assert found.n_certified == 0
+    assert "scaled by itself" in found.notes[-1] or "explain the direction" in found.notes[-1]
+
+
+@pytest.mark.parametrize("noise", [0.0, 1e-3])
+def test_hidden_units_that_the_attacker_knows_to_be_dropped_do_not_count(noise: float) -> None:
+    torch.manual_seed(0)
+    images, defense = draw(1), Chain([NetworkDropout(0.3), GaussianNoise(noise)] if noise else [NetworkDropout(0.3)])
+    client = Client(Backbone(MLP((3, 8, 8), [64]), 6, NORMALIZATION), defense=defense)
+    found = AnalyticInversion()(client.observe(images, torch.tensor([3]), Knowledge(defense=True)))
+    torch.testing.assert_close(found.images, images, rtol=0.0, atol=0.01)
+    assert found.n_certified == 1, found.notes
 
 
 @pytest.mark.parametrize("release", ["gradient", "difference"])

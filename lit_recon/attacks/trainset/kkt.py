@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,6 +15,7 @@ from torch.nn import functional as F
 
 from lit_recon.attacks.base import SimpleState
 from lit_recon.attacks.trainset.base import Candidates, ReleasedModel, TrainsetAttack, homogeneity
+from lit_recon.attacks.trainset.inner import is_linear_in_weights
 from lit_recon.attacks.trainset.subspace import Span, training_span
 from lit_recon.attacks.trainset.training import losses, margins
 from lit_recon.errors import ConfigError, ShapeError, ThreatModelError
@@ -40,11 +42,27 @@ class SmoothedReLU(nn.Module):
 def smoothed(model: nn.Module, alpha: float) -> nn.Module:
     """A copy of a network, in evaluation mode, with a `SmoothedReLU` for every `nn.ReLU`."""
     model = copy.deepcopy(model).eval()
-    for module in list(model.modules()):
-        for name, child in module.named_children():
-            if isinstance(child, nn.ReLU):
-                setattr(module, name, SmoothedReLU(alpha))
+    replace_relu(model, lambda: SmoothedReLU(alpha))
     return SmoothedReLU(alpha) if isinstance(model, nn.ReLU) else model
+
+
+def replace_relu(model: nn.Module, smooth: Callable[[], nn.Module]) -> None:
+    """Put a smooth module in every place of an `nn.ReLU` below `model`, also where one object has several places."""
+    for module in list(model.modules()):
+        for name, child in list(module._modules.items()):  # named_children() leaves out an object's further places
+            if isinstance(child, nn.ReLU):
+                setattr(module, name, smooth())
+
+
+def unsmoothed(seen: ReleasedModel) -> list[str]:
+    """A note on a network in which there is nothing to smooth; none on one that is linear in its weights."""
+    if any(isinstance(module, nn.ReLU) for module in seen.model.modules()) or is_linear_in_weights(seen):
+        return []
+    note = (
+        f"nothing was smoothed, as this {type(seen.model).__name__} has no module nn.ReLU; a ReLU that it calls as a "
+        "function has no useful derivative for this attack: make it a module"
+    )
+    return [note]
 
 
 def box_penalty(images: Tensor, mean: Tensor) -> Tensor:
@@ -189,7 +207,7 @@ class _Stationary(TrainsetAttack):
         problem: _Problem = state["problem"]
         seen = problem.start.seen
         residual = float(self.residual(state).detach() / _squared_norm(seen))
-        notes = self._assumptions(seen)
+        notes = [*self._assumptions(seen), *unsmoothed(seen)]
         if problem.span is not None:
             notes.append(f"candidates are in a subspace of {len(problem.span.basis)} dimensions, from the first layer")
         images = problem.images(state["pixels"]).detach()

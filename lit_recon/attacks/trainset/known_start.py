@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from lit_recon.attacks.base import SimpleState
 from lit_recon.attacks.trainset.base import Candidates, ReleasedModel, TrainsetAttack
 from lit_recon.attacks.trainset.inner import need_change
+from lit_recon.attacks.trainset.kkt import replace_relu, unsmoothed
 from lit_recon.attacks.trainset.training import Weights, named_labels, signs
 from lit_recon.defenses.vectors import flatten
 from lit_recon.errors import ConfigError, ThreatModelError
@@ -93,7 +94,8 @@ class KnownStart(TrainsetAttack):
         labels = named_labels(seen.task, raised)
         images = seen.with_known(state["images"], start.labels)[0]
         residual = duality_residual(seen, images, state["duals"], beta=self.beta[1])
-        return Reconstruction(state["images"], labels.to(start.labels.device), float(residual))
+        notes = tuple(unsmoothed(seen))
+        return Reconstruction(state["images"], labels.to(start.labels.device), float(residual), notes=notes)
 
 
 def duality_residual(seen: ReleasedModel, images: Tensor, duals: Tensor, beta: float | None = None) -> Tensor:
@@ -162,10 +164,7 @@ def smoothed(model: nn.Module, beta: float | None) -> nn.Module:
         return model
     # The copy shares parameters and buffers.
     network = copy.deepcopy(model, {id(part): part for part in (*model.parameters(), *model.buffers())})
-    for module in list(network.modules()):
-        for name, child in module.named_children():
-            if isinstance(child, nn.ReLU):
-                setattr(module, name, nn.Softplus(beta))
+    replace_relu(network, lambda: nn.Softplus(beta))
     return network
 
 

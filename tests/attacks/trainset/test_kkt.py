@@ -298,6 +298,31 @@ def test_smoothing_leaves_the_network_as_it_is() -> None:
     assert isinstance(smoothed(nn.ReLU(), 10.0), SmoothedReLU)
 
 
+def test_a_relu_with_several_places_is_smoothed_in_all_of_them() -> None:
+    relu = nn.ReLU()
+    copy = smoothed(nn.Sequential(nn.Linear(2, 3), relu, nn.Linear(3, 3), relu, nn.Sequential(relu)), 10.0)
+    assert sum(isinstance(module, SmoothedReLU) for module in copy.modules()) == 3
+    assert not any(isinstance(module, nn.ReLU) for module in copy.modules())
+
+
+class _Functional(nn.Sequential):
+    """A network that calls ReLU as a function."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        outputs: Tensor = self[1](self[0](images.flatten(1)).relu())
+        return outputs
+
+
+def test_a_network_in_which_nothing_is_smoothed_is_noted_unless_it_is_affine() -> None:
+    functional, affine = _Functional(nn.Linear(4, 3, bias=False), nn.Linear(3, 1, bias=False)), nn.Linear(4, 1)
+    for model, noted in ((functional, 1), (nn.Sequential(nn.Flatten(), affine), 0), (tiny("binary", 1).model, 0)):
+        model = model.double()
+        weights = {name: weight.detach() for name, weight in model.named_parameters()}
+        seen = ReleasedModel(model, weights, "binary", (1, 2, 2), 2, torch.zeros(1, 2, 2), 4, weight_decay=0.1)
+        found = Stationarity(steps=1)(noise(seen, 4, 0.1))
+        assert sum("nothing was smoothed" in note for note in found.notes) == noted
+
+
 def _other(**changed: Any) -> ReleasedModel:
     return ReleasedModel(**{**vars(released()), **changed})
 

@@ -89,6 +89,10 @@ def test_relu_is_smoothed_without_a_change_of_the_network() -> None:
     inputs = torch.linspace(-1, 1, 5, dtype=torch.float64)
     [activation] = [module for module in network.modules() if isinstance(module, nn.Softplus)]
     torch.testing.assert_close(activation(inputs), torch.log1p(torch.exp(10 * inputs)) / 10)
+    relu = nn.ReLU()
+    assert not any(
+        isinstance(module, nn.ReLU) for module in smoothed(nn.Sequential(relu, nn.Identity(), relu), 10.0).modules()
+    )
     sharp = smoothed(seen.model, 1e4)(images)
     torch.testing.assert_close(sharp, seen.model(images), rtol=1e-3, atol=1e-3)
 

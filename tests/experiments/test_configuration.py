@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import yaml
 from jsonargparse import ArgumentParser, Namespace
 
 from lit_recon.attacks.base import Attack
+from lit_recon.attacks.trainset import MarginKKT
 from lit_recon.attacks.updates import GlobalCosine, GradientMatching, TotalVariation
 from lit_recon.data.sources import Digits, Npz
 from lit_recon.errors import ConfigError, LitReconError
@@ -20,6 +22,8 @@ from lit_recon.experiments.evaluate import run as evaluate
 from lit_recon.experiments.evaluate.grid import build_cells
 from lit_recon.experiments.evaluate.settings import EvaluateSettings
 from lit_recon.experiments.settings import AttackSettings
+from lit_recon.experiments.trainset import run as trainset
+from lit_recon.experiments.trainset.settings import TrainsetSettings
 from lit_recon.experiments.update_attack import run
 from lit_recon.models import ConvNet
 from lit_recon.models.generative.generator import ConvGenerator, GeneratorCheckpoint, save_generator
@@ -155,6 +159,17 @@ def test_every_other_shipped_file_is_valid(path: Path) -> None:
     assert complete.name == path.stem
     instantiated(other, complete)
     assert path.read_text().startswith("# ")
+
+
+@pytest.mark.parametrize("name", ["buzaglo2023", "haim2022_cifar10", "haim2022_mnist"])
+def test_at_the_papers_size_training_sets_are_attacked_as_in_the_paper(name: str) -> None:
+    path, arguments = CONFIGS / "trainset" / f"{name}.yaml", trainset.parser("attack.py trainset")
+    header = [line.lstrip("# ") for line in path.read_text().splitlines() if re.match(r"# +--", line)]
+    options = [*data_root(path), *shlex.split(" ".join(header))]
+    complete, _ = resolved(arguments, arguments.parse_args(["--config", str(path), *options]), "nameless")
+    attack = settings_of(TrainsetSettings, instantiated(arguments, complete)).attacks["kkt"]
+    assert isinstance(attack, MarginKKT)
+    assert (attack.subspace, attack.optimizer, attack.steps) == (False, "sgd", 50_000)
 
 
 @pytest.mark.parametrize("path", sorted((CONFIGS / "evaluate").glob("*.yaml")), ids=lambda path: path.stem)

@@ -200,10 +200,14 @@ class TrainsetStudy:
 
     @property
     def best(self) -> TrainsetGroup:
-        """The group without truth in its start with the most good images, then the best SSIM; else the first one."""
-        plain = [group for group in self.groups if group.share == 0 and group.defense == PLAIN] or self.groups
+        """The group with the most good images, then the best SSIM, of those without truth in their start.
+
+        Groups under a defense count only if there is none without one, and starts with truth only if all have some.
+        """
+        without = self.where(lambda group: group.share == 0)
         return max(
-            plain, key=lambda group: (group.mean("scores", "n_good").value, group.mean("scores", "best_ssim").value)
+            [group for group in without if group.defense == PLAIN] or without or self.groups,
+            key=lambda group: (group.mean("scores", "n_good").value, group.mean("scores", "best_ssim").value),
         )
 
     def where(self, wanted: Callable[[TrainsetGroup], bool]) -> list[TrainsetGroup]:
@@ -218,7 +222,7 @@ class TrainsetStudy:
         return {key: sorted(own, key=lambda group: group.share) for key, own in found.items() if len(own) > 1}
 
     def summary(self) -> list[str]:
-        """Findings, one sentence each; the last one is about the attack that came closest without the truth."""
+        """Findings, one sentence each; the last one is about `best`."""
         lines = []
         for group in self.groups:
             n, pool = group.cells[0]["scores"]["n"], group.cells[0]["pool"]
@@ -231,8 +235,13 @@ class TrainsetStudy:
         few = best.n_compared < own["pool"]
         compared = f"all {own['n_public']} public images" if few else "as many public images as candidates"
         public = [best.mean("baselines", SAME_POOL, name).text() for name in ("n_good", "best_ssim")]
+        closest = (
+            f"No result is from a start without the truth. Closest, with a share of {best.share:g} of it in its start"
+            if best.share
+            else "Closest without the truth in its start"
+        )
         lines.append(
-            f"Closest without the truth in its start: {best.title}, with {best.mean('scores', 'n_good').text()} of "
+            f"{closest}: {best.title}, with {best.mean('scores', 'n_good').text()} of "
             f"{own['scores']['n']} training images above SSIM {GOOD} and a mean of "
             f"{best.mean('scores', 'best_ssim').text()} for the best {min(BEST, own['scores']['n'])}; for the "
             f"nearest of {compared} these are {' and '.join(public)}"

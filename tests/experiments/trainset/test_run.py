@@ -148,6 +148,16 @@ def test_fewer_public_images_than_candidates_are_counted(study: Path) -> None:
     assert "do not compare with those of the literature" in panels[0].note
 
 
+def test_an_attack_that_started_at_the_truth_is_not_named_as_closest_without_it(study: Path) -> None:
+    found = TrainsetStudy.read(study)
+    defended = replace(found, groups=[g for g in found.groups if g.share > 0 or g.defense != "none"])
+    assert defended.best.key == "small.noise_0.stopped"
+    assert defended.summary()[-1].startswith("Closest without the truth in its start: small from noise, stopped")
+    true = replace(found, groups=found.where(lambda group: group.share > 0))
+    said = "No result is from a start without the truth. Closest, with a share of 1 of it in its start: small from"
+    assert true.summary()[-1].startswith(said)
+
+
 def test_claims_are_about_as_many_members_as_others(study: Path) -> None:
     found = TrainsetStudy.read(study)
     [tested] = found.where(lambda group: group.start == "noise" and group.defense == "none")

@@ -217,6 +217,11 @@ class TrainsetSettings(PaperRunSettings):
                 "a model that was trained elsewhere is attacked as it is: leave out defenses, membership and "
                 "seeds.trainings, which train models here"
             )
+        if self.released is not None and self.released.start is None and self.known.start:
+            raise ConfigError(
+                "known.start grants the weights at which the training began, which nobody has given of this model that "
+                "was trained elsewhere: give their file as released.start, or leave out known.start"
+            )
 
 
 def trainings(settings: TrainsetSettings, own: Mapping[str, Any]) -> dict[str, Training]:

@@ -102,6 +102,14 @@ def test_the_attacker_sees_the_known_images_and_a_candidate_for_each_of_the_othe
     assert seen.known_labels is None
 
 
+def test_a_start_that_nobody_gave_is_not_granted() -> None:
+    files = ReleasedFiles(weights=Path("weights"), examples=Path("examples"))
+    with pytest.raises(ConfigError, match=r"give their file as released.start, or leave out known.start"):
+        replace(settings(6), released=files)
+    replace(settings(6), released=replace(files, start=Path("start")))
+    replace(settings(6), released=files, known=KnownSettings())
+
+
 def test_all_training_images_cannot_be_known() -> None:
     with pytest.raises(ConfigError, match=r"known.images=8 leaves none of the 8"):
         training_set(settings(8), 0)
@@ -259,7 +267,7 @@ def test_training_images_of_a_model_from_elsewhere_are_no_public_ones(tmp_path: 
     theirs = [part.subset(chosen) for part, chosen in zip((public, public, pool, pool), first, strict=True)]
     images, labels = torch.cat([part.pixels() for part in theirs]), torch.cat([part.labels for part in theirs])
     save_file({"images": images, "labels": labels}, tmp_path / "examples.safetensors")
-    released = ReleasedFiles(weights=tmp_path / "weights.safetensors", examples=tmp_path / "examples.safetensors")
+    released = ReleasedFiles(*(tmp_path / f"{name}.safetensors" for name in ("weights", "examples", "start")))
     examples = training_set(replace(own, released=released), 0)
     assert examples.left_out == 8
     found = {image.tobytes() for image in (255 * images).round().to(torch.uint8).numpy()}
@@ -275,5 +283,5 @@ def test_training_images_of_the_other_pool_are_counted_too(tmp_path: Path) -> No
     theirs = [pool.subset(torch.stack([(pool.labels == label).nonzero()[0, 0] for label in (0, 1)])) for pool in pools]
     images, labels = torch.cat([part.pixels() for part in theirs]), torch.cat([part.labels for part in theirs])
     save_file({"images": images, "labels": labels}, tmp_path / "examples.safetensors")
-    released = ReleasedFiles(weights=tmp_path / "weights.safetensors", examples=tmp_path / "examples.safetensors")
+    released = ReleasedFiles(*(tmp_path / f"{name}.safetensors" for name in ("weights", "examples", "start")))
     assert training_set(replace(own, released=released), 0).left_out == 4

@@ -42,7 +42,7 @@ RESULTS, IMAGES = "results.json", "reconstructions.safetensors"
 IMAGES_FORMAT = TensorFormat("lit_recon.trainset_images", "file of candidates", "delete it and run the study again")
 _RUN_FORMAT = TensorFormat("lit_recon.trainset_run", "finished restart", "delete it and run the study again")
 #: What an attack says that does not apply to a model.
-_REFUSED = (ThreatModelError, UnsupportedModelError)
+REFUSED = (ThreatModelError, UnsupportedModelError)
 #: Points of a curve that are kept.
 _POINTS = 200
 
@@ -81,7 +81,7 @@ class TrainsetCellRun:
     def piece(self) -> Piece:
         """The piece of the study."""
         needs = (self.cell.model.folder,)
-        return Piece(self.cell.folder, self.cell.describe(), self, needs, results=(RESULTS,), not_applicable=_REFUSED)
+        return Piece(self.cell.folder, self.cell.describe(), self, needs, results=(RESULTS,), not_applicable=REFUSED)
 
     def __call__(self, folder: Path) -> str:
         """Attack, or go on where an earlier process stopped; number of good reconstructions and their SSIM in words."""
@@ -212,7 +212,7 @@ class _Work:
         for (index, restart), (other, other_restart) in zip(members, others, strict=True):
             try:
                 without = [self.pool_without(index, number) for number in (restart, other_restart)]
-            except _REFUSED as error:  # the attack on the released model itself has its result
+            except REFUSED as error:  # the attack on the released model itself has its result
                 untested.append(f"Not tested whether training image {index} shows, on a model without it: {error}.")
                 continue
             for image, which, number, is_member, pool in (

@@ -18,7 +18,7 @@ from lit_recon.experiments.configuration import SAME_RUN, settings_parser
 from lit_recon.experiments.engine.cluster import ClusterSettings
 from lit_recon.experiments.engine.pieces import Piece
 from lit_recon.experiments.engine.runner import StudyRunner
-from lit_recon.experiments.trainset.cell import RESULTS, TrainsetCellRun
+from lit_recon.experiments.trainset.cell import REFUSED, RESULTS, TrainsetCellRun
 from lit_recon.experiments.trainset.hypotheses import HYPOTHESES, answers, table
 from lit_recon.experiments.trainset.page import write_page
 from lit_recon.experiments.trainset.plots import gallery
@@ -107,9 +107,10 @@ _STEPS_OF_CHECK = 2
 def checked(settings: TrainsetSettings, procedures: Mapping[str, Training]) -> None:
     """Refuse settings that do not fit each other or the data, and attacks that do not apply, before any training.
 
-    Attacks are checked on the model that was trained elsewhere, or on a network after a step or two of the training, as
-    if it had ended as planned; those of the test for members without one image, too. A LitReconError names the attack
-    and the assumption, or the defense with which these steps fail.
+    Attacks are checked on the model that was trained elsewhere, or on networks after a step or two of every training,
+    as if it had ended as planned; those of the test for members without one image, too. An attack has to apply to one
+    training only: the cells of the others say that it does not. A LitReconError names the attack and the assumption, or
+    the defense with which these steps fail.
     """
     seed, test = settings.seeds.first, settings.membership
     examples, training = training_set(settings, seed), procedures[PLAIN]
@@ -128,28 +129,37 @@ def checked(settings: TrainsetSettings, procedures: Mapping[str, Training]) -> N
             raise type(error)(f"{place}{without}: {error}") from error
         return seen_of(settings, training, examples, network, weights, begin, training.until, len(data[1]))
 
+    models: list[tuple[ReleasedModel, ReleasedModel | None]]
     if settings.released is not None:
         weights, begin, loss = given_weights(settings, network, examples)
         seen = seen_of(settings, training, examples, network, weights, begin or None, loss, examples.n_examples)
-        fewer = None
-    else:
-        left_out = [None] if test is None else [None, 0]  # the test attacks models without one image, too
-        models = {(name, index): trained(name, index) for name in procedures for index in left_out}
-        seen, fewer = models[PLAIN, None], models.get((PLAIN, 0))
+        models = [(seen, None)]
+    else:  # the test for members attacks models without one image, too
+        models = [(trained(name, None), None if test is None else trained(name, 0)) for name in procedures]
+
+    def check(attack_name: str, name: str, share: float, seen: ReleasedModel, fewer: ReleasedModel | None) -> None:
+        attack, start = settings.attacks[attack_name], settings.starts[name]
+        place, advice = f"attacks.{attack_name}, starts.{name}", ""
+        try:
+            attack.check(candidates_of(settings, seen, examples, start, share, seed, 0))
+            if test is not None and fewer is not None and test.covers(attack_name, name):
+                place += ", without one training image"
+                advice = "; or leave the attack out of membership.attacks"
+                attack.check(candidates_of(settings, fewer, examples, start, share, seed, 0))
+        except LitReconError as error:
+            raise type(error)(f"{place}: {error}{advice}") from error
+
     for name, start in settings.starts.items():
         for share in start.truth_shares():
-            given = candidates_of(settings, seen, examples, start, share, seed, 0)
-            again = None if fewer is None else candidates_of(settings, fewer, examples, start, share, seed, 0)
-            for attack_name, attack in settings.attacks.items():
-                place, advice = f"attacks.{attack_name}, starts.{name}", ""
-                try:
-                    attack.check(given)
-                    if test is not None and again is not None and test.covers(attack_name, name):
-                        place += ", without one training image"
-                        advice = "; or leave the attack out of membership.attacks"
-                        attack.check(again)
-                except LitReconError as error:
-                    raise type(error)(f"{place}: {error}{advice}") from error
+            for attack_name in settings.attacks:
+                refusals = []
+                for model in models:
+                    try:
+                        check(attack_name, name, share, *model)
+                    except REFUSED as error:
+                        refusals.append(error)
+                if len(refusals) == len(models):
+                    raise refusals[0]
 
 
 def _description(settings: TrainsetSettings, study: StudyRunner, cells: Sequence[TrainsetCell]) -> dict[str, Any]:

@@ -13,13 +13,14 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-from lit_recon.attacks.trainset import RepeatedTraining, Training
+from lit_recon.attacks.trainset import RepeatedTraining, Stationarity, Training
 from lit_recon.cli import attack
 from lit_recon.data.sources import Digits
 from lit_recon.data.splits import in_pool
-from lit_recon.errors import ConfigError
+from lit_recon.errors import ConfigError, ThreatModelError
 from lit_recon.experiments.trainset.released import candidates_of, initial_weights, network_of, seen_of, training_set
 from lit_recon.experiments.trainset.results import TrainsetStudy
+from lit_recon.experiments.trainset.run import checked
 from lit_recon.experiments.trainset.score import certified
 from lit_recon.experiments.trainset.settings import KnownSettings, ReleasedFiles, TrainingSetSettings, TrainsetSettings
 from lit_recon.experiments.trainset.starts import NoiseStart
@@ -212,6 +213,14 @@ def test_an_attack_that_applies_under_a_defense_only_has_its_page(start: Callabl
     assert "kkt from noise, decay" in page
     assert "the loss of this model is" in page  # of the training without the defense
     assert "How much of a reconstruction is its start" not in page
+
+
+def test_an_attack_that_only_a_defense_lets_apply_is_no_reason_to_stop() -> None:
+    own = replace(settings(6), attacks={"own": Stationarity()}, known=KnownSettings())
+    plain = {"none": Training(steps=2, lr=0.1)}
+    with pytest.raises(ThreatModelError, match=r"attacks.own, starts.noise: .* here it is 0"):
+        checked(own, plain)
+    checked(own, plain | {"decay": Training(steps=2, lr=0.1, weight_decay=0.01)})
 
 
 @pytest.mark.parametrize(

@@ -171,11 +171,12 @@ class ImplicitBilevel(Bilevel):
 class UnrolledBilevel(Bilevel):
     """Bilevel attack by differentiation through a simulated training.
 
-    The training is the known one, from the known start or else from drawn weights. Distances are relative to the change
+    The training is the known one, from the known start or else from drawn weights, and may have `parts`: candidates are
+    then as many as unknown images, and in their order. One with `dp` is refused. Distances are relative to the change
     of the weights from that start.
 
     Args:
-        steps_inner: of the simulated training; None: as many as the known one takes at most.
+        steps_inner: of the simulated training, at least its `parts`; None: as many as the known one takes at most.
         distance: `l2`: the squared relative distance of the weights; `cosine`: one minus the cosine of the angle
             between simulated and true change of the weights.
         segment: steps of the training whose graph is in memory at a time; None: the root of their number.
@@ -199,7 +200,14 @@ class UnrolledBilevel(Bilevel):
 
     def check(self, start: Candidates) -> None:
         super().check(start)
-        _known_training(start.seen)
+        training, n = _known_training(start.seen), start.seen.n_unknown
+        steps = self.steps_inner or training.steps
+        if training.parts > 1 and (start.n_examples != n or steps < training.parts):
+            raise ThreatModelError(
+                f"a training in {training.parts} parts is simulated in at least as many steps, with one candidate for "
+                f"each of the {n} unknown images; got {steps} steps and {start.n_examples} candidates: give {n} "
+                f"candidates, and steps_inner None or at least {training.parts}"
+            )
 
     def origin(self, start: Candidates) -> Tensor:
         return _origin(start)
@@ -231,7 +239,8 @@ class DampedBilevel(Bilevel):
 
     The derivative is that of the implicit function theorem, with a multiple of the identity added to the Hessian, as
     far as conjugate gradients meet no direction of negative curvature. Trainings begin at the known start or else at
-    drawn weights; distances are relative to the change of the weights from there.
+    drawn weights; distances are relative to the change of the weights from there. Known trainings with `dp` or `parts`
+    are refused.
 
     Args:
         damping: added to the eigenvalues of the Hessian.
@@ -263,7 +272,11 @@ class DampedBilevel(Bilevel):
     def check(self, start: Candidates) -> None:
         super().check(start)
         _need_weight_decay(start.seen)
-        _known_training(start.seen)
+        if (parts := _known_training(start.seen).parts) > 1:
+            raise ThreatModelError(
+                f"DampedBilevel takes the weights for a minimum of the loss of all images, but those of a training in "
+                f"{parts} parts come from the last part alone: attack a training without parts, or use UnrolledBilevel"
+            )
 
     def origin(self, start: Candidates) -> Tensor:
         return _origin(start)
@@ -324,10 +337,9 @@ def _need_weight_decay(seen: ReleasedModel) -> None:
 def _repeated(
     problem: InnerProblem, training: Training, images: Tensor, start: Tensor, steps: int, segment: int = 0
 ) -> Tensor:
-    """The weights `(p,)` after `steps` of the training, on all images (those known, too) and without noise."""
-    plain = replace(training, steps=steps, dp=None, parts=1)
-    model = problem.seen.model
-    return flatten(plain.unrolled(model, *problem.examples(images), unflatten(model, start), segment))
+    """The weights `(p,)` after `steps` of the training, on these images and those that are known."""
+    training, model = replace(training, steps=steps), problem.seen.model
+    return flatten(training.unrolled(model, *problem.examples(images), unflatten(model, start), segment))
 
 
 def _known_training(seen: ReleasedModel) -> Training:
@@ -335,6 +347,10 @@ def _known_training(seen: ReleasedModel) -> Training:
         raise ThreatModelError(
             "the training is simulated with its learning rate, momentum, weight decay and number of steps, which are "
             "unknown: give them (`training`), or use ImplicitBilevel on a network without hidden layers"
+        )
+    if seen.training.dp is not None:
+        raise ThreatModelError(
+            "a training with dp cannot be simulated: its clipping and noise are not; attack a training without dp"
         )
     need_change(seen)
     return seen.training

@@ -24,6 +24,7 @@ from lit_recon.data.sources import Digits
 from lit_recon.defenses.vectors import flatten
 from lit_recon.errors import ConfigError, ThreatModelError, UnsupportedModelError
 from lit_recon.models.centered import CenteredMLP
+from lit_recon.privacy.noisy_sgd import PrivateDescent
 
 TASKS: tuple[Task, ...] = ("binary", "multiclass", "regression")
 
@@ -156,6 +157,31 @@ def test_a_training_that_ends_at_a_loss_is_simulated_to_the_same_step(digits: tu
         assert parameter_distance(seen, images, labels, UnrolledBilevel()) < 1e-12
         without = replace(seen, training=replace(training, until=0.0))
         assert parameter_distance(without, images, labels, UnrolledBilevel()) > 0.01
+
+
+def test_a_training_in_parts_is_simulated_with_its_parts(digits: tuple[Tensor, Tensor]) -> None:
+    training = Training("binary", steps=20, lr=0.2, weight_decay=0.01, parts=2)
+    seen, images, labels = released(digits, "binary", hidden=(10,), training=training)
+    for attack in (UnrolledBilevel(), UnrolledBilevel(steps_inner=20)):
+        assert parameter_distance(seen, images, labels, attack) < 1e-12
+    known = replace(seen, known_images=images[:3], known_labels=labels[:3])
+    assert parameter_distance(known, images[3:], labels[3:], UnrolledBilevel()) < 1e-12
+    with pytest.raises(ThreatModelError, match="got 20 steps and 12 candidates: give 6"):
+        parameter_distance(seen, images.repeat(2, 1, 1, 1), labels.repeat(2), UnrolledBilevel())
+    with pytest.raises(ThreatModelError, match="got 1 steps and 6 candidates: .* at least 2"):
+        parameter_distance(seen, images, labels, UnrolledBilevel(steps_inner=1))
+    with pytest.raises(ThreatModelError, match="from the last part alone"):
+        parameter_distance(seen, images, labels, DampedBilevel())
+
+
+@pytest.mark.parametrize("multiplier", [0.0, 1.0])
+def test_a_training_with_dp_is_not_simulated_without_it(digits: tuple[Tensor, Tensor], multiplier: float) -> None:
+    training = Training("binary", steps=5, lr=0.1, weight_decay=0.01)
+    seen, images, labels = released(digits, "binary", hidden=(4,), training=training)
+    private = replace(training, dp=PrivateDescent(noise_multiplier=multiplier))
+    for attack in (UnrolledBilevel(), DampedBilevel()):
+        with pytest.raises(ThreatModelError, match="a training with dp cannot be simulated"):
+            attack.begin([Candidates(replace(seen, training=private), images, labels)])
 
 
 def test_checkpoints_change_no_gradient(digits: tuple[Tensor, Tensor]) -> None:

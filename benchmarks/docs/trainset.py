@@ -10,6 +10,8 @@ from typing import Any
 
 from benchmarks.docs.figures import Content, shown
 from benchmarks.docs.tables import markdown, metrics_of, row_of, select, table
+from lit_recon.experiments.trainset.hypotheses import EXPLAINED, UNEXPLAINED, Answer
+from lit_recon.experiments.trainset.results import SeedMean
 
 #: Names of all records, of those of `InactiveNeurons`, and of those of `RepeatedTraining`.
 _ALL, _INACTIVE, _REPEATED = "trainset_**", "trainset_inactive**", "trainset_repeated**"
@@ -17,8 +19,9 @@ _ALL, _INACTIVE, _REPEATED = "trainset_**", "trainset_inactive**", "trainset_rep
 EXACT = 1e-3
 #: Largest RMSE of an unknown image that counts as found by repeated training, which ends at a distance of the weights.
 FOUND = 0.02
-#: Name of a training without a defense.
+#: Name of a training without a defense; names of the start from noise and of that training.
 _PLAIN = "none"
+_NOISE = ("noise", _PLAIN)
 _KEY = re.compile(r"(?P<attack>[^.]+)\.(?P<start>.+)_(?P<share>[\d.e-]+)\.(?P<defense>[^.]+)")
 
 
@@ -257,12 +260,36 @@ _table(
 _HYPOTHESES = ("Starts that look real", "Random starts", "The uncertainty protects", "The landscape")
 
 
+#: A comparison of older records, of the residual at the end with that at the start, which depends on the attack.
+_FALL = "0.1 minus the share of its own residual or distance that is left, from noise"
+
+
+def answers(record: Content) -> list[Content]:
+    """The hypotheses of a study.
+
+    Older records judged `_FALL`: in its place is what is left of the weights, of which they hold means over trainings.
+    """
+    found: list[Content] = row_of(record)["tables"].get("hypotheses", [])
+    return [_explained(record, own) if own["compared"] == _FALL else own for own in found]
+
+
+def _explained(record: Content, own: Content) -> Content:
+    [noise] = [
+        group for group in _groups(record) if (group.attack, group.start, group.defense) == (own["attack"], *_NOISE)
+    ]
+    left = noise.get("distance_after")
+    left = noise.get("residual_after") ** 0.5 if left is None else left
+    difference = SeedMean(EXPLAINED - left, None)
+    answer = Answer(own["hypothesis"], own["attack"], UNEXPLAINED, difference)
+    return {**own, "compared": UNEXPLAINED, "difference": difference.value, "half": None, "answer": answer.verdict}
+
+
 @table("trainset_hypotheses", _ALL)
 def hypotheses(records: list[Content]) -> str:
     """The answers of every study that has the starts for them."""
     rows = []
     for record in records:
-        for own in row_of(record)["tables"].get("hypotheses", []):
+        for own in answers(record):
             number = next(n for n, beginning in enumerate(_HYPOTHESES, 1) if own["hypothesis"].startswith(beginning))
             half = "" if own.get("half") is None else f" ± {shown(own['half'], '.2g')}"
             value = f"{shown(own['difference'], '.3g')}{half}"

@@ -255,6 +255,25 @@ def test_selections_and_tests_for_members_are_listed_where_there_are_any(noise: 
     assert selected[2:] == ["other", "0.300", "", "0.000", "0.100", "", "0.200"]
 
 
+def test_older_answers_are_judged_by_what_is_left_of_the_weights(noise: dict[str, Any]) -> None:
+    said = "Random starts can give images that explain the weights and are no training images."
+    fall = {"hypothesis": said, "compared": trainset._FALL, "difference": 0.09, "half": 0.01, "answer": "agrees"}
+    groups = {
+        "bilevel.noise_0.none": noise | {"distance_after": 0.5, "residual_after": 0.04},
+        "kkt.noise_0.none": noise | {"residual_after": 0.0025},
+    }
+    record = study("trainset_a", groups)
+    other = {**fall, "attack": "kkt", "compared": "SSIM"}
+    record["rows"][0]["tables"]["hypotheses"] = [{**fall, "attack": "bilevel"}, {**fall, "attack": "kkt"}, other]
+    rows = [row[2:] for row in made("trainset_hypotheses", record)[1:]]
+    left = trainset.UNEXPLAINED
+    assert rows == [
+        ["`bilevel`", left, "-0.4", "undecided"],
+        ["`kkt`", left, "0.05", "undecided"],
+        ["`kkt`", "SSIM", "0.09 ± 0.01", "agrees"],
+    ]
+
+
 def test_exact_images_of_inactive_neurons_are_counted_over_trainings(noise: dict[str, Any]) -> None:
     cell = {"attack": "inactive", "start": "noise", "share": 0.0}
     images = [

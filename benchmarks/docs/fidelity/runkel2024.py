@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from benchmarks.docs.fidelity.items import Found, Item, newest, rows_of
+from benchmarks.docs.fidelity.items import Found, Item, newest
 from benchmarks.docs.figures import Content, Figures, shown
 from benchmarks.docs.tables import metrics_of
+from benchmarks.docs.trainset import answers
 
 _NETWORKS = {
     "affine": ("affine classifier", "20 images of CIFAR-10 in two classes, two restarts, three trainings"),
@@ -75,7 +76,7 @@ def _answers(beginning: str) -> Callable[[Content, str], str]:
     """Every comparison of a hypothesis: its value, half of the interval, and the answer."""
 
     def cell(record: Content, attack: str) -> str:
-        rows = [row for row in rows_of(record, "hypotheses", attack=attack) if _begins(row["hypothesis"], beginning)]
+        rows = [row for row in answers(record) if row["attack"] == attack and _begins(row["hypothesis"], beginning)]
         return ", ".join(
             f"{row['answer']} ({shown(row['difference'], '.2g')}"
             + ("" if row.get("half") is None else f" ± {shown(row['half'], '.2g')}")

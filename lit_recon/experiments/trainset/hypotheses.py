@@ -20,8 +20,12 @@ from lit_recon.reporting.writing import csv_text
 HYPOTHESES = "hypotheses.csv"
 #: A fall of the objective is done where this share of it is.
 _DONE = 0.9
-#: An objective of at most this share of its value at the start counts as explained.
-_EXPLAINED = 0.1
+#: Weights, or their change, count as explained if at most this share of their norm is not.
+EXPLAINED = 0.1
+#: The comparison that says so.
+UNEXPLAINED = (
+    f"{EXPLAINED:g} minus the share of the weights' norm, or of that of their change, left unexplained, from noise"
+)
 #: Share of the truth at which the slopes of landscapes are compared.
 _NEAR = 0.75
 
@@ -99,27 +103,21 @@ def _real_starts(attack: str, noise: TrainsetGroup, other: TrainsetGroup) -> lis
 
 def _non_members(attack: str, noise: TrainsetGroup) -> list[Answer]:
     said = "Random starts can give images that explain the weights and are no training images."
-    falls = [[pair for one in cell["restarts"] if (pair := ends(one, _quantity(one)))] for cell in noise.cells]
+    left = [[share for one in cell["restarts"] if (share := _unexplained(one)) is not None] for cell in noise.cells]
     rows = []
-    if all(falls):
-        left = [fmean(after / before for before, after in own) for own in falls]
-        rows.append(
-            Answer(
-                said,
-                attack,
-                "0.1 minus the share of its own residual or distance that is left, from noise",
-                SeedMean.of([_EXPLAINED - value for value in left]),
-            )
-        )
+    if all(left):
+        rows.append(Answer(said, attack, UNEXPLAINED, SeedMean.of([EXPLAINED - fmean(own) for own in left])))
     public = [float(cell["baselines"][SAME_POOL]["best_ssim"]) for cell in noise.cells]
     found = [float(cell["scores"]["best_ssim"]) for cell in noise.cells]
     compared = "SSIM of the ten best: nearest of as many public images minus reconstructions from noise"
     return [*rows, Answer(said, attack, compared, _difference(public, found))]
 
 
-def _quantity(restart: Mapping[str, Any]) -> str:
-    """What the attack notes: the distance of the weights, or its own residual."""
-    return "distance" if "distance" in restart["curve"] else "residual"
+def _unexplained(restart: Mapping[str, Any]) -> float | None:
+    """The relative norm that is left at the end: the distance of bilevel attacks, or the root of others' residual."""
+    if (distance := ends(restart, "distance")) is not None:
+        return distance[1]
+    return None if (residual := ends(restart, "residual")) is None else math.sqrt(residual[1])
 
 
 def _uncertainty(attack: str, groups: Sequence[TrainsetGroup]) -> list[Answer]:

@@ -68,10 +68,24 @@ def test_real_starts_are_compared_by_their_speed_and_by_how_far_they_move() -> N
 
 
 def test_images_that_explain_the_weights_and_show_nobody() -> None:
-    explained, unknown = by_hypothesis(group("noise", 0, [[restart(SLOW)], [restart(SLOW, 0.25)]]))["Random"]
+    close = {"curve": {"loss": SLOW, "distance": [1.0, 0.05], "residual": [9.0, 4.0]}}
+    seeds = [[restart(SLOW, **close)], [restart(SLOW, 0.25, **close)]]
+    explained, unknown = by_hypothesis(group("noise", 0, seeds))["Random"]
     assert explained.difference.value == pytest.approx(0.1 - 0.05)
     assert unknown.difference.value == pytest.approx(0.3 - 0.225)
     assert (explained.verdict, unknown.verdict) == ("agrees", "undecided")  # 0.1 and 0.05: the interval contains 0
+
+
+@pytest.mark.parametrize(
+    ("residual", "left", "said"),
+    # of the norm of the weights; the residual is its square, and says nothing at the start
+    [([2448.0, 0.81], 0.9, "disagrees"), ([1.0, 0.0025], 0.05, "agrees")],
+)
+def test_weights_are_explained_by_what_is_left_of_their_norm(residual: list[float], left: float, said: str) -> None:
+    own = restart(SLOW, curve={"loss": SLOW, "residual": residual})
+    explained, _ = by_hypothesis(group("noise", 0, [[own]] * 2))["Random"]
+    assert explained.difference.value == pytest.approx(0.1 - left)
+    assert explained.verdict == said
 
 
 def test_a_loss_that_ranks_reconstructions_contradicts_that_uncertainty_protects() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.docs.figures import Content, shown
 from benchmarks.docs.tables import markdown, metrics_of, row_of, select, table
-from lit_recon.experiments.trainset.hypotheses import EXPLAINED, UNEXPLAINED, Answer
+from lit_recon.experiments.trainset.hypotheses import EXPLAINED, UNEXPLAINED, Answer, not_stationary
 from lit_recon.experiments.trainset.results import SeedMean
 
 #: Names of all records, of those of `InactiveNeurons`, and of those of `RepeatedTraining`.
@@ -268,9 +268,18 @@ def answers(record: Content) -> list[Content]:
     """The hypotheses of a study.
 
     Older records judged `_FALL`: in its place is what is left of the weights, of which they hold means over trainings.
+    They judged landscapes also where the weights are not stationary.
     """
     found: list[Content] = row_of(record)["tables"].get("hypotheses", [])
-    return [_explained(record, own) if own["compared"] == _FALL else own for own in found]
+    judged = [_explained(record, own) if own["compared"] == _FALL else own for own in found]
+    return [_landscape(record, own) if own["hypothesis"].startswith(_HYPOTHESES[3]) else own for own in judged]
+
+
+def _landscape(record: Content, own: Content) -> Content:
+    own_groups = [group for group in _groups(record) if (group.attack, group.defense) == (own["attack"], _PLAIN)]
+    true = [group.get("stationarity_before") for group in own_groups if group.share == 1]
+    missing = not_stationary(max((value for value in true if value is not None), default=None))
+    return {**own, "answer": f"not judged: {missing}"} if missing else own
 
 
 def _explained(record: Content, own: Content) -> Content:

@@ -274,6 +274,19 @@ def test_older_answers_are_judged_by_what_is_left_of_the_weights(noise: dict[str
     ]
 
 
+@pytest.mark.parametrize(
+    ("at_truth", "said"),
+    [(0.001, "agrees"), (0.79, "not judged: the weights are not stationary, 0.79 at the training images")],
+)
+def test_older_landscapes_are_judged_where_the_weights_are_stationary(
+    noise: dict[str, Any], at_truth: float, said: str
+) -> None:
+    record = study("trainset_a", {"bilevel.mixture_1.none": noise | {"stationarity_before": at_truth}})
+    own = {"hypothesis": "The landscape of", "attack": "bilevel", "compared": "75%", "difference": 0.3, "half": 0.1}
+    record["rows"][0]["tables"]["hypotheses"] = [{**own, "answer": "agrees"}]
+    assert made("trainset_hypotheses", record)[1][5] == said
+
+
 def test_exact_images_of_inactive_neurons_are_counted_over_trainings(noise: dict[str, Any]) -> None:
     cell = {"attack": "inactive", "start": "noise", "share": 0.0}
     images = [

@@ -219,7 +219,7 @@ def _squared_norm(seen: ReleasedModel) -> Tensor:
 
 
 def _holds_at_any_loss(seen: ReleasedModel) -> bool:
-    """Whether stationary weights are a sum of gradients of margins, or of outputs, whatever the loss."""
+    """Whether weights, if they are stationary, are a sum of gradients of margins, or of outputs, whatever the loss."""
     return bool(seen.weight_decay) and seen.n_classes == 2
 
 
@@ -312,7 +312,7 @@ class MarginKKT(_Stationary):
 
     def _assumptions(self, seen: ReleasedModel) -> list[str]:
         if _holds_at_any_loss(seen):
-            return [f"stationary weights of a training with weight decay {seen.weight_decay:g}"]
+            return [f"weights taken as stationary with weight decay {seen.weight_decay:g}, which is not checked"]
         return [f"weights of the largest margin; the training loss is {seen.loss:.2g}"]
 
 
@@ -320,6 +320,7 @@ class MarginKKT(_Stationary):
 class Stationarity(_Stationary):
     """Training images at which the gradient of the regularized mean loss vanishes at the released weights.
 
+    It vanishes where the training has converged, without noise or `parts`; that is taken for granted, not checked.
     Unlike in `MarginKKT` there are no free multipliers: minus the loss's derivative at the candidate's own output,
     divided by their number and the weight decay, is in their place. Known training images count as often as there are
     candidates for each unknown one. The objective is the squared norm of the gradient, summed
@@ -349,4 +350,5 @@ class Stationarity(_Stationary):
         return -losses(seen.task, outputs, problem.labels).mean() / seen.weight_decay
 
     def _assumptions(self, seen: ReleasedModel) -> list[str]:
-        return [f"stationary weights of the mean loss with weight decay {seen.weight_decay:g}"]
+        decay = f"{seen.weight_decay:g}"
+        return [f"weights taken as stationary for the mean loss with weight decay {decay}, which is not checked"]

@@ -14,6 +14,7 @@ from lit_recon.experiments.trainset.results import SeedMean, TrainsetGroup, Trai
 from lit_recon.experiments.trainset.score import SAME_POOL
 from lit_recon.experiments.trainset.settings import PLAIN
 from lit_recon.reporting.pages import Panel
+from lit_recon.reporting.wording import short
 from lit_recon.reporting.writing import csv_text
 
 #: File of the answers in a study's folder.
@@ -39,16 +40,20 @@ class Answer:
         attack: name of the attack.
         compared: what the difference is.
         difference: mean over training seeds, with its interval.
+        missing: why it answers nothing; empty where it does.
     """
 
     hypothesis: str
     attack: str
     compared: str
     difference: SeedMean
+    missing: str = ""
 
     @property
     def verdict(self) -> str:
-        """`agrees` or `disagrees` where the whole interval is on one side of 0, else `undecided`."""
+        """`agrees` or `disagrees` where the whole interval is on one side of 0, `undecided`, or what is missing."""
+        if self.missing:
+            return f"not judged: {self.missing}"
         value, half = self.difference.value, self.difference.half
         if half is None or math.isnan(value) or abs(value) <= half:
             return "undecided"
@@ -150,7 +155,16 @@ def _landscape(attack: str, along: Sequence[TrainsetGroup]) -> list[Answer]:
         f"value with {_NEAR:.0%} of the truth, as a share of that with {far.share:.0%}: parameter distance minus "
         "stationarity with the best multipliers"
     )
-    return [Answer(said, attack, compared, _difference(*slopes))]
+    truth = [value for group in along if group.share == 1 for value in group.before_and_after("stationarity")[0]]
+    return [Answer(said, attack, compared, _difference(*slopes), not_stationary(max(truth, default=None)))]
+
+
+def not_stationary(at_truth: float | None) -> str:
+    """What the landscape of stationarity lacks, whose value is this at the training images; empty if nothing."""
+    if at_truth is None:
+        return "stationarity at the training images is not known, add the share 1 to the start"
+    moving = f"the weights are not stationary, {short(at_truth, 2)} at the training images"
+    return "" if at_truth <= EXPLAINED else moving
 
 
 def table(found: Sequence[Answer]) -> str:

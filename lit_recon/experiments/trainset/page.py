@@ -238,10 +238,10 @@ def _quality(study: TrainsetStudy) -> list[Panel]:
             [Picture(drawn, "SSIM against the distance to the released weights", "quality.svg")],
             header=["Attack and start", *(text[:1].upper() + text[1:] for text in header), f"SSIM, best {BEST}"],
             rows=rows,
-            note="All distances are 0 for candidates that explain the weights fully; but with more than two classes, "
-            "stationarity is so for the training images in the limit of zero loss only. Parameter distances and "
-            "stationarity are relative: at 1, candidates explain nothing. The parameter distance at the end is that of "
-            "the last step; the candidates are those of the best one.",
+            note="All distances are 0 for candidates that explain the weights fully; but stationarity is so for the "
+            "training images only where the training has converged, without noise: with weight decay and at most two "
+            "classes, or in the limit of zero loss. Parameter distances and stationarity are relative: at 1, nothing "
+            "is explained. The parameter distance at the end is that of the last step, candidates of the best one.",
         )
     ]
 

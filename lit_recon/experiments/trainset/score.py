@@ -212,8 +212,9 @@ def stationarity(seen: ReleasedModel, images: Tensor, labels: Tensor) -> float |
 
     `min ||theta - sum_i lambda_i grad margin_i(theta)|| / ||theta||` over multipliers of at least 0 (of any sign in
     regression), for images `(m, c, h, w)`: the condition of [Haim2022] with the best multipliers, whatever the attack.
-    In [0, 1]; None where the gradients are too large to be kept. Known training images count as candidates. With more
-    than two classes it is 0 for the training images in the limit of zero loss only, weight decay or not.
+    In [0, 1]; None where the gradients are too large to be kept. Known training images count as candidates. For the
+    training images it is 0 only where the training has converged, without noise: with weight decay, for two classes or
+    in regression, or in the limit of zero loss.
     """
     if seen.known_images is not None and seen.known_labels is not None:
         images, labels = torch.cat([images, seen.known_images]), torch.cat([labels, seen.known_labels])

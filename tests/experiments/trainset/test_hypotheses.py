@@ -99,10 +99,16 @@ def test_a_loss_that_ranks_reconstructions_contradicts_that_uncertainty_protects
 def test_landscapes_are_compared_near_the_truth() -> None:
     far = group("mixture", 0.25, [[restart([4.0, 1.0])]] * 2)
     near = group("mixture", 0.75, [[restart([3.0, 1.0], stationarity={"before": 0.5, "after": 0.1})]] * 2)
-    [found] = by_hypothesis(far, near)["The"]
+    truth = group("mixture", 1, [[restart([1.0, 1.0], stationarity={"before": 0.05, "after": 0.1})]] * 2)
+    [found] = by_hypothesis(far, near, truth)["The"]
     assert found.difference.value == pytest.approx(3 / 4 - 0.5 / 2)
     assert found.verdict == "agrees"
     assert "75%" in found.compared
+    moving = group("mixture", 1, [[restart([1.0], stationarity={"before": b, "after": 0.1})] for b in (0.05, 0.79)])
+    [found] = by_hypothesis(far, near, moving)["The"]
+    assert found.verdict == "not judged: the weights are not stationary, 0.79 at the training images"
+    [found] = by_hypothesis(far, near)["The"]
+    assert found.verdict.endswith("is not known, add the share 1 to the start")
 
 
 @pytest.mark.parametrize(

@@ -129,6 +129,7 @@ def test_the_page_states_truth_in_starts_and_the_test_for_members(study: Path) -
         "Do reconstructions show members?",
         "Defenses of training",
         "nearest public image",
+        "so for the training images only where the training has converged",
     ):
         assert text in page
     assert "0.5 times a training image" in page

@@ -98,13 +98,13 @@ class Measures:
         targets, labels = self.split.targets, self.split.targets.labels
         features = self._released.read(targets, self.access.feature_map(self.plan, self.public))
         points = embedded(features, self.plan.seed)
-        shares = torch.bincount(labels) / len(labels)
+        counts, n = torch.bincount(labels).double(), len(labels)
         return {
             "points": points.tolist(),
             "labels": labels.tolist(),
             "class_names": targets.class_names,
             "agreement": neighbor_agreement(points, labels),
-            "chance": float(shares.square().sum()),
+            "chance": float((counts * (counts - 1)).sum()) / (n * (n - 1)),  # a neighbor is another point
         }
 
 

@@ -15,12 +15,14 @@ from functools import cache, partial
 
 import torch
 from torch import Tensor
+from torch.func import grad
 
 from lit_recon.attacks.released.base import Advance, Background, ReconstructedTargets, Reconstructor, digest
 from lit_recon.attacks.released.retraining.repetition import Training, distances_of, repeatable, training_of
 from lit_recon.attacks.released.retraining.state import read_state, write_state
 from lit_recon.attacks.shadow.path_response import PathResponse, ResponseSettings
-from lit_recon.attacks.shadow.training import full_precision
+from lit_recon.attacks.shadow.training import cross_entropy, full_precision
+from lit_recon.data.dataset import seeded_generator
 from lit_recon.errors import ConfigError, ShapeError
 from lit_recon.solving import StepwiseLBFGS
 
@@ -119,8 +121,8 @@ class NewtonRetraining(Reconstructor):
     """Find images on which the training gives the released weights, by a prediction that can be differentiated.
 
     For networks of any kind. It learns nothing from shadow models. The label is the one with which the first search
-    comes nearest. Nothing is certified where the network has no more weights than an image has pixels: other images
-    then give the released weights, too.
+    comes nearest. Nothing is certified where the network has no more weights than an image has pixels, or where some
+    pixels do not enter it, such as behind strides: other images then give the released weights, too.
 
     Args:
         trainings: most trainings per target; 0: the first search alone.
@@ -166,8 +168,11 @@ class NewtonRetraining(Reconstructor):
         )
         if self._determined:
             return (how,)
-        few = f"No image is certified: {self.plan.known.n_parameters} weights do not determine {self._pixels} pixels."
-        return (how, few)
+        if self._unseen:
+            why = f"{self._unseen} of {self._pixels} pixels do not enter the network."
+        else:
+            why = f"{self.plan.known.n_parameters} weights do not determine {self._pixels} pixels."
+        return (how, f"No image is certified: {why}")
 
     @property
     def _pixels(self) -> int:
@@ -175,7 +180,18 @@ class NewtonRetraining(Reconstructor):
 
     @property
     def _determined(self) -> bool:
-        return self._pixels < self.plan.known.n_parameters
+        return self._pixels < self.plan.known.n_parameters and not self._unseen
+
+    @property
+    def _unseen(self) -> int:
+        """Number of pixels on which no derivative of the weights' gradient depends: random weights cancel none."""
+        weights = self.plan.initial_weights()
+        gradient = grad(partial(cross_entropy, self.plan.known.network))
+        some = torch.randn(weights.shape, generator=seeded_generator(0, "unseen pixels")).to(weights)
+        images = self.plan.fixed.pixels()[:1].to(weights)
+        labels = self.plan.fixed.labels[:1].to(weights.device)
+        slope = grad(lambda images: (gradient(weights, images, labels) * some).sum())(images)
+        return int((slope == 0).sum())
 
     def reconstruct(self, differences: Tensor) -> ReconstructedTargets:
         p = self.plan.known.n_parameters
@@ -272,4 +288,7 @@ class NewtonRetraining(Reconstructor):
             for variable, slope, search, loss in zip(variables, slopes, searches, losses.tolist(), strict=True):
                 variable.grad = slope
                 search.told(loss)
-        return best.clamp(0, 1).cpu(), least.sqrt().double().cpu()
+        best = best.clamp(0, 1)
+        with torch.no_grad(), full_precision():
+            least = expected(response(best, labels))  # steps are not bounded, images are
+        return best.cpu(), least.sqrt().double().cpu()

@@ -16,7 +16,7 @@ from lit_recon.attacks.released.retraining import repetition
 from lit_recon.attacks.released.retraining.newton import Expected, Rounds
 from lit_recon.attacks.shadow import GradientDescent, PrivateDescent, ShadowPlan, train_models
 from lit_recon.attacks.shadow.path_response import PathResponse, ResponseSettings
-from lit_recon.data import InformedSplit, InformedSplitSettings, draw_informed_split
+from lit_recon.data import ImageSet, InformedSplit, InformedSplitSettings, draw_informed_split
 from lit_recon.data.sources import Digits
 from lit_recon.errors import ConfigError, CorruptFileError, ShapeError, ThreatModelError
 from lit_recon.models.released import ReleasedCNN, ReleasedMLP, ReleasedNetwork, initialize_lecun
@@ -66,6 +66,28 @@ def test_what_has_not_converged_is_not_certified(plan: ShadowPlan, released: Ten
     assert found.certified is not None
     assert not found.certified.any()
     assert found.uncertainty.min() > 0.01
+
+
+def test_nothing_is_certified_where_pixels_do_not_enter_the_network() -> None:
+    """Convolutions with a stride of 2 leave out the last row and column of images with odd sides."""
+    generator = torch.Generator().manual_seed(0)
+    for side, unseen in ((10, 0), (11, 21)):
+        images = torch.rand(12, 1, side, side, generator=generator)
+        fixed = ImageSet((255 * images).byte(), torch.arange(12) % 3, ["a", "b", "c"], "noise")
+        plan = ShadowPlan(ReleasedCNN((1, side, side), 3), fixed, GradientDescent(steps=2))
+        bound = COARSE.bind(Background(plan, None))
+        assert bound._unseen == unseen
+        assert bound._determined == (unseen == 0)
+        assert ("21 of 121 pixels do not enter the network" in bound.notes[-1]) == (unseen > 0)
+
+
+def test_a_misfit_is_that_of_the_image_in_range(plan: ShadowPlan, released: Tensor) -> None:
+    attack = dataclasses.replace(COARSE, trainings=0)
+    found = fit(attack, plan).reconstruct(released)
+    response = PathResponse.of(plan.known, plan.initial_weights(), attack.response)
+    predicted = response.differences(found.images, found.labels)
+    expected = (predicted - released).double().norm(dim=1) / released.double().norm(dim=1)
+    torch.testing.assert_close(found.uncertainty, expected, rtol=1e-3, atol=1e-5)
 
 
 def test_without_a_training_there_is_a_guess_and_no_certificate(

@@ -17,8 +17,8 @@ from lit_recon.attacks.shadow.store import ShadowStore
 from lit_recon.clients.record import Circumstances, RecordedUpdate
 from lit_recon.errors import ConfigError, CorruptFileError
 from lit_recon.experiments.audit.attacks import read_outcome
+from lit_recon.experiments.evaluate.bounds import write_bounds
 from lit_recon.experiments.evaluate.results import Evaluation
-from lit_recon.experiments.evaluate.run import write_bounds
 from lit_recon.modules.attack_state import load_finished, run_attack
 from lit_recon.reporting.pages import build_report
 from lit_recon.reporting.record import read_images, read_table

@@ -242,7 +242,7 @@ def test_a_finished_grid_goes_on_where_its_bounds_may_be_others(
     workplace: Path, attack: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In more minutes, or for other clients; its cells are not run again."""
-    monkeypatch.setattr("lit_recon.experiments.evaluate.run.check_size", partial(check_size, largest=10))
+    monkeypatch.setattr("lit_recon.experiments.evaluate.bounds.check_size", partial(check_size, largest=10))
     few = {"attack": {"init_args": {"steps": 3, "restarts": 1}}}
     noise = {"defense": {"class_path": "GaussianNoise"}}
     content = {

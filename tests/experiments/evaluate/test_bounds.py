@@ -30,12 +30,11 @@ from lit_recon.defenses import (
     OptimalGradientNoise,
 )
 from lit_recon.errors import ConfigError, TimeLimitError
-from lit_recon.experiments.evaluate import run
-from lit_recon.experiments.evaluate import run as command
+from lit_recon.experiments.evaluate import bounds as command
+from lit_recon.experiments.evaluate.bounds import noise_bounds, write_bounds
 from lit_recon.experiments.evaluate.grid import GridCell
 from lit_recon.experiments.evaluate.page import bound_panels, build_evaluation
 from lit_recon.experiments.evaluate.results import Evaluation
-from lit_recon.experiments.evaluate.run import noise_bounds, write_bounds
 from lit_recon.experiments.settings import BoundSettings, VictimSettings
 from lit_recon.experiments.update_attack import bound
 from lit_recon.models import MLP, Backbone
@@ -82,12 +81,12 @@ def test_the_noise_of_each_cell_is_its_own(bounded: RunFolder, monkeypatch: pyte
         return [torch.eye(2, dtype=torch.float64)]
 
     public = SimpleNamespace(pixels=lambda: torch.rand(9, 1, 1, 2, generator=torch.Generator().manual_seed(0)))
-    monkeypatch.setattr(run, "_informations", squares)
-    monkeypatch.setattr(run, "victim_data", lambda _: SimpleNamespace(public=public, image_shape=(1, 1, 2)))
+    monkeypatch.setattr(command, "_informations", squares)
+    monkeypatch.setattr(command, "victim_data", lambda _: SimpleNamespace(public=public, image_shape=(1, 1, 2)))
     target = SimpleNamespace(model=torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)))
     target.trained = lambda _: target
-    monkeypatch.setattr(run, "find_target", lambda *_: target)
-    monkeypatch.setattr(run, "sent_out", lambda _, model, __: Backbone(MLP((1, 1, 2), (2,)), 2, ONE_CHANNEL))
+    monkeypatch.setattr(command, "find_target", lambda *_: target)
+    monkeypatch.setattr(command, "sent_out", lambda _, model, __: Backbone(MLP((1, 1, 2), (2,)), 2, ONE_CHANNEL))
     places = [entry["folder"] for entry in json.loads(bounded.grid.read_text())["cells"]]
     defenses = [GaussianNoise(0.2, before_averaging=early) for early in (True, False)] + [GaussianNoise(3.0)]
 
@@ -108,16 +107,16 @@ def test_the_noise_of_each_cell_is_its_own(bounded: RunFolder, monkeypatch: pyte
     assert json.loads(bounded.bounds.read_text()) == refused
     # but of a network without BatchNorm they have none, though earlier files say so
     told = cell(places[0], defenses[0], batch_norm="batch")
-    assert not run.has_other_bounds([told], bounded, BoundSettings())
+    assert not command.has_other_bounds([told], bounded, BoundSettings())
     bounded.bounds.write_text(json.dumps({places[0]: found[places[0]]}))
-    assert run.has_other_bounds([told], bounded, BoundSettings())  # of a release that did not know
+    assert command.has_other_bounds([told], bounded, BoundSettings())  # of a release that did not know
     write_bounds([told], bounded)
     assert json.loads(bounded.bounds.read_text()) == refused
     target.model = target.model[0]
-    assert run.has_other_bounds([told], bounded, BoundSettings())
+    assert command.has_other_bounds([told], bounded, BoundSettings())
     write_bounds([told], bounded)
     assert json.loads(bounded.bounds.read_text()) == {places[0]: found[places[0]]}
-    assert not run.has_other_bounds([told], bounded, BoundSettings())
+    assert not command.has_other_bounds([told], bounded, BoundSettings())
 
 
 def test_no_noise_bound_for_unbiased_attacks_where_a_batch_leaves_a_direction_open() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +12,16 @@ from lit_recon.experiments.evaluate.judgement import Level, levels, strongest
 from lit_recon.experiments.evaluate.results import CellResult, Evaluation, LeakageMetric
 from lit_recon.measures import Measure
 from lit_recon.reporting.pages import Panel, TableCell
-from lit_recon.reporting.wording import ABSENT, MISSING, format_printed, format_score, measure_of, percent, short
+from lit_recon.reporting.wording import (
+    ABSENT,
+    MISSING,
+    format_interval,
+    format_printed,
+    format_score,
+    measure_of,
+    percent,
+    short,
+)
 
 #: Further columns of the CSV file, and the keys of their values in an attack's record.
 _COLUMNS = {
@@ -84,12 +92,11 @@ def _without_accuracy(evaluation: Evaluation) -> list[str]:
 
 
 def _interval(metric: LeakageMetric, own: Protection) -> str:
-    """The interval as text, of a metric above zero no value below it; empty where none is known."""
+    """The interval as text, within the limits of the metric; empty where none is known."""
     if own.interval is None:
         return ""
-    least = 0.0 if metric.distance(own.value) >= 0 else -math.inf
-    ends = (max(end, least) for end in sorted(map(metric.distance, own.interval)))
-    return " to ".join(format_score(metric.measure, end, unit=False) for end in ends)
+    low, high = sorted(map(metric.distance, own.interval))
+    return format_interval(metric.measure, low, high, [metric.distance(own.value)])
 
 
 def _equal_panel(evaluation: Evaluation, compared: DefenseComparison) -> Panel:

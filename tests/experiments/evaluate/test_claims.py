@@ -96,6 +96,29 @@ def test_metrics_below_zero_keep_their_sign(metric: LeakageMetric, plain: float,
     assert f"without a defense {metric.measure.name} is {plain:.3f}" in text
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "interval", "shown"),
+    [
+        ("feature_error", 0.83, (0.524, 1.165), "0.524 to 1.000"),
+        ("label_accuracy", -0.4, (-1.1, 0.2), "0 to 100"),  # a metric that is better if higher has the other sign
+        ("psnr", -4.67, (-11.3, 2.388), "-2.4 to 11.3"),
+        ("rmse", 0.1, (-0.1, 0.3), "0.000 to 0.300"),
+        ("log_mse", -0.5, (-1.5, 0.5), "-1.500 to 0.500"),
+    ],
+)
+def test_intervals_at_equal_utility_end_where_the_metric_does(
+    key: str, value: float, interval: tuple[float, float], shown: str
+) -> None:
+    metric = LeakageMetric(MEASURES.get(key, Measure(key, key, higher_is_better=False)))
+    found = evaluation({None: {"near": 0.6}, 1.0: {"near": 0.5}}, {None: [0.9], 1.0: [0.9]}, metric)
+    (compared,) = comparisons(found)
+    own = replace(compared.found[0.03]["noise"], value=value, interval=interval)
+    [table] = equal_utility(found, [compared._replace(found={0.03: {"noise": own}})])
+    cell = table.rows[0][1]
+    assert isinstance(cell, TableCell)
+    assert cell.small[0].replace("\N{MINUS SIGN}", "-") == shown
+
+
 def _without_baseline(cell: CellResult) -> dict[str, object]:
     return {name: value for name, value in cell.metrics.items() if not name.startswith("baseline")}
 

@@ -45,18 +45,16 @@ _FLOOR = 1e-4
 def write_bounds(cells: Sequence[GridCell], folder: RunFolder, large: BoundSettings | None = None) -> None:
     """Add the bounds of the finished cells that have none yet; `large`: how, where a Jacobian is too large to store.
 
-    One Jacobian serves all cells that differ in nothing but the noise, and all attacks on the same model. A bound that
-    could not be computed, for lack of time or memory or by an unexpected error of PyTorch's, is tried again by the next
-    call, and so is one of other clients than `large` asks for.
+    One Jacobian serves all cells that differ in nothing but the noise, and all attacks on the same model. The file is
+    written after every cell. A bound that could not be computed, for lack of time or memory or by an unexpected error
+    of PyTorch's, is tried again by the next call, and so is one of other clients than `large` asks for.
     """
     large = large or BoundSettings()
-    outdated = _outdated(cells, folder, large)
-    known = {name: bound for name, bound in _stored_bounds(folder).items() if name not in outdated}
+    known, outdated = _stored_bounds(folder), _outdated(cells, folder, large)
     # what the cells share, by everything that it depends on
     shared: dict[str, Any] = {}
     for cell in cells:
-        done = RunFolder(folder.path / cell.folder).is_complete
-        if cell.kind == "attack" and done and cell.folder not in known:
+        if cell.folder in outdated:
             settings = AttackSettings(**cell.built(folder.path))
             try:
                 known[cell.folder] = _bound(cell, settings, shared, large)
@@ -68,7 +66,7 @@ def write_bounds(cells: Sequence[GridCell], folder: RunFolder, large: BoundSetti
                 known[cell.folder] = {"reason": _line(error)}
             except (MemoryError, RuntimeError) as error:  # on GPUs and CPUs PyTorch reports a lack of memory by either
                 known[cell.folder] = {"not_computed": _line(error), "settings": asdict(large)}
-    write_text(folder.bounds, json.dumps(known, indent=2))
+            write_text(folder.bounds, json.dumps(known, indent=2))
 
 
 def _stored_bounds(folder: RunFolder) -> dict[str, dict[str, Any]]:
@@ -78,21 +76,26 @@ def _stored_bounds(folder: RunFolder) -> dict[str, dict[str, Any]]:
 
 
 def _outdated(cells: Sequence[GridCell], folder: RunFolder, large: BoundSettings) -> dict[str, dict[str, Any]]:
-    """The stored bounds and reasons that no longer hold or are not the ones asked for, by the folder of their cell."""
+    """The stored bounds and reasons that no longer hold or are not the ones asked for, by the folder of their cell.
+
+    Empty for finished attacks that have none, as after a process was killed.
+    """
     stored, shared = _stored_bounds(folder), dict[str, Any]()
     found = {}
     for cell in cells:
         bound = stored.get(cell.folder, {})
-        if _is_outdated(bound, large):
+        done = cell.kind == "attack" and RunFolder(folder.path / cell.folder).is_complete
+        if done and (not bound or _is_other(bound, large) or _is_wrong(cell, bound, folder, shared)):
             found[cell.folder] = bound
-        elif find_setting(cell.settings, "knowledge.batch_norm") == "batch":
-            refused = bound.get("reason") == MORE_THAN_THE_UPDATE
-            if refused or "rmse" in bound:
-                # earlier files refuse some networks without BatchNorm, or have bounds of those with it
-                settings = AttackSettings(**cell.built(folder.path))
-                if refused != _tells_statistics(cell, settings, shared):
-                    found[cell.folder] = bound
     return found
+
+
+def _is_wrong(cell: GridCell, bound: Mapping[str, Any], folder: RunFolder, shared: dict[str, Any]) -> bool:
+    """Whether an earlier release refused a network without BatchNorm, or did not refuse one with it."""
+    refused = bound.get("reason") == MORE_THAN_THE_UPDATE
+    if find_setting(cell.settings, "knowledge.batch_norm") == "batch" and (refused or "rmse" in bound):
+        return refused != _tells_statistics(cell, AttackSettings(**cell.built(folder.path)), shared)
+    return False
 
 
 def _tells_statistics(cell: GridCell, settings: AttackSettings, shared: dict[str, Any]) -> bool:
@@ -106,8 +109,8 @@ def _tells_statistics(cell: GridCell, settings: AttackSettings, shared: dict[str
     return told
 
 
-def _is_outdated(bound: Mapping[str, Any], large: BoundSettings) -> bool:
-    """Whether a stored bound is missing, or is of other clients than these settings ask for, if they ask for any.
+def _is_other(bound: Mapping[str, Any], large: BoundSettings) -> bool:
+    """Whether a bound was not computed, or is of other clients than these settings ask for, if they ask for any.
 
     So are bounds of earlier releases over several clients, which averaged bounds instead of the information.
     """

@@ -1,21 +1,34 @@
-"""A finished evaluation of two defenses."""
+"""A finished evaluation of two defenses, and one with bounds."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
+from lit_recon.attacks.updates import GradientMatching
+from lit_recon.bounds.fisher import check_size
+from lit_recon.defenses import Defense
+from lit_recon.experiments.evaluate import bounds as command
+from lit_recon.experiments.evaluate.grid import GridCell
+from lit_recon.experiments.settings import VictimSettings
+from lit_recon.models import MLP, Backbone
+from lit_recon.records import Normalization
 from lit_recon.reporting.pages import TableCell
 from lit_recon.reporting.record import read_victims
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.writing import write_metrics, write_victims
 
 NEAREST = 0.2
+ONE_CHANNEL = Normalization((0.5,), (0.5,))
+WHY = "without noise the only bound is 0"
 
 
 #: Errors of a mean on each side of it in a 95 % interval from two batches, by Student's t.
@@ -109,3 +122,51 @@ def rescore(
     metrics = json.loads((run / "metrics.json").read_text())
     beside = {} if nearest is None else {f"baseline_nearest_public_{key}": nearest}
     write_metrics(RunFolder(run), {**metrics, key: value, **beside})
+
+
+@pytest.fixture
+def bounded(tmp_path: Path, make_run: Callable[..., RunFolder]) -> RunFolder:
+    """No defense, whose bound is 0, and noise at two strengths, one of them without a bound for unbiased attacks."""
+    folder = RunFolder.open(tmp_path / "grid", yaml.safe_dump({"name": "bounded"}))
+    cells: list[dict[str, Any]] = []
+    for defense, strength in (("none", None), ("noise", 0.1), ("noise", 1.0)):
+        place = f"cells/{defense}_{strength}-near-b2-0123abcd"
+        make_run(f"grid/{place}", metrics={"rmse": 0.1, "mse": 0.04, "baseline_nearest_public_rmse": 0.2})
+        identity = {"kind": "attack", "folder": place, "defense": defense, "strength": strength, "attack": "near"}
+        cells.append({**identity, "aware": strength and True, "batch_size": 2, "paper": None})
+    names = {"attacks": {"near": "Near"}, "defenses": {"noise": "noise"}, "max_accuracy_drops": [], "malicious": []}
+    folder.grid.write_text(json.dumps({"cells": cells, **names}))
+    found = [{"reason": WHY}, {"rmse": 0.123, "unbiased_rmse": 2.5}, {"rmse": 0.25, "unbiased_rmse": None}]
+    folder.bounds.write_text(json.dumps({c["folder"]: bound for c, bound in zip(cells, found, strict=True)}))
+    return folder
+
+
+@pytest.fixture
+def cell(bounded: RunFolder, monkeypatch: pytest.MonkeyPatch) -> GridCell:
+    """The finished cell with the weaker noise, whose bound is not known yet."""
+    entry = json.loads(bounded.grid.read_text())["cells"][1]
+    bounded.bounds.unlink()
+    monkeypatch.setattr(GridCell, "built", lambda *_: {})
+    monkeypatch.setattr(command, "AttackSettings", lambda **_: None)
+    return GridCell(settings={}, **{**entry, "aware": True})
+
+
+@pytest.fixture
+def too_large(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Cells of a network whose Jacobian counts as too large, and their defense's settings."""
+    from lit_recon.data import Digits
+
+    monkeypatch.setattr(command, "check_size", partial(check_size, largest=10))
+    torch.manual_seed(0)
+    target = SimpleNamespace(model=Backbone(MLP((1, 8, 8), (12,)), 10, ONE_CHANNEL).eval())
+    target.trained = lambda _: target
+    monkeypatch.setattr(command, "find_target", lambda *_: target)
+    monkeypatch.setattr(command, "sent_out", lambda _, model, __: model)
+    victims = VictimSettings(n=4, batch_size=2)
+
+    def cell(defense: Defense, attack: str = "one") -> Any:
+        built = {"attack": GradientMatching(), "defense": defense, "victims": victims, "data": Digits(), "name": "x"}
+        folder = f"{attack}-{defense!r}"
+        return SimpleNamespace(kind="attack", folder=folder, network="one", settings={}, built=lambda _: built)
+
+    return cell

@@ -23,6 +23,7 @@ from lit_recon.experiments.evaluate.grid import GridCell
 from lit_recon.experiments.settings import AttackSettings, BoundSettings
 from lit_recon.experiments.update_attack.bound import (
     MORE_THAN_THE_UPDATE,
+    WITHOUT_NOISE,
     Jacobians,
     bound_facts,
     has_batch_norm,
@@ -135,7 +136,7 @@ def _bound(cell: GridCell, settings: AttackSettings, shared: dict[str, Any], lar
     defense = settings.defense or Defense()
     std = _equal_noise(seen_in_mean(defense, settings.client.n_clients), settings.victims.batch_size)
     if std == 0:
-        raise ConfigError("without noise an update may determine its images exactly: the only bound is 0")
+        raise ConfigError(WITHOUT_NOISE)
     if _tells_statistics(cell, settings, shared):
         raise ConfigError(MORE_THAN_THE_UPDATE)
     # everything that the Jacobian depends on: not the attack, not the size of the noise

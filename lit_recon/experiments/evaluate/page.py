@@ -22,7 +22,7 @@ from lit_recon.experiments.evaluate.tables import (
     other_tables,
     utility_table,
 )
-from lit_recon.experiments.update_attack.bound import MORE_THAN_THE_UPDATE
+from lit_recon.experiments.update_attack.bound import WITHOUT_NOISE
 from lit_recon.io.files import write_bytes, write_text
 from lit_recon.reporting.pages import Page, Panel, Picture
 from lit_recon.reporting.plots import COLOURS, MARKS, Plot, Series, draw
@@ -190,7 +190,7 @@ def _missing(cell: CellResult) -> tuple[str, str]:
     if "not_computed" in cell.bound:
         return "Not computed", str(cell.bound["not_computed"])
     reason = str(cell.bound.get("reason", ""))
-    return ("No bound" if reason == MORE_THAN_THE_UPDATE else "No bound above 0" if reason else ""), reason
+    return ("No bound above 0" if reason == WITHOUT_NOISE else "No bound" if reason else ""), reason
 
 
 def _reasons(evaluation: Evaluation, cells: Sequence[CellResult], words: str) -> str:

@@ -41,6 +41,8 @@ from lit_recon.training.progress import Progress
 PIXEL_VARIANCE = 0.0625
 #: Variance that is added to every pixel of the prior fitted to public images, that of an error of 0.01.
 _FLOOR = 1e-4
+#: Why there is no bound above 0 behind defenses without noise.
+WITHOUT_NOISE = "without noise an update may determine its images exactly: the only bound is 0"
 #: Why there is no bound for attackers who are given the statistics of the batch.
 MORE_THAN_THE_UPDATE = (
     "the attacker also knows the exact BatchNorm statistics of the client's batch, which the information in the update "

@@ -19,6 +19,7 @@ from lit_recon.defenses import Defense
 from lit_recon.experiments.evaluate import bounds as command
 from lit_recon.experiments.evaluate.grid import GridCell
 from lit_recon.experiments.settings import VictimSettings
+from lit_recon.experiments.update_attack.bound import WITHOUT_NOISE
 from lit_recon.models import MLP, Backbone
 from lit_recon.records import Normalization
 from lit_recon.reporting.pages import TableCell
@@ -28,7 +29,7 @@ from lit_recon.reporting.writing import write_metrics, write_victims
 
 NEAREST = 0.2
 ONE_CHANNEL = Normalization((0.5,), (0.5,))
-WHY = "without noise the only bound is 0"
+WHY = WITHOUT_NOISE
 
 
 #: Errors of a mean on each side of it in a 95 % interval from two batches, by Student's t.

@@ -128,6 +128,18 @@ def test_cells_are_named_where_those_of_a_defense_differ(bounded: RunFolder) -> 
     )
 
 
+@pytest.mark.parametrize(
+    "reason", ["no bound is known for MixUp", "the information is computed for clients that release one gradient each"]
+)
+def test_only_without_noise_is_no_bound_above_0(bounded: RunFolder, reason: str) -> None:
+    bounds = json.loads(bounded.bounds.read_text())
+    bounded.bounds.write_text(
+        json.dumps({place: {"reason": reason} if "noise" in place else own for place, own in bounds.items()})
+    )
+    (panel,) = bound_panels(Evaluation.read(bounded))
+    assert panel.note == f"No bound above 0 for no defense: {WHY}. No bound for noise 0.1, noise 1: {reason}."
+
+
 def test_page_table_and_record_hold_the_bounds(bounded: RunFolder) -> None:
     assert "Lower bounds on the error" in build_evaluation(bounded.path).read_text()
     rows = list(csv.DictReader(bounded.table.read_text().splitlines()))

@@ -54,6 +54,7 @@ _RESERVED = (
     "final_train_loss",
     "bound_rmse",
     "unbiased_bound_rmse",
+    "bound_notes",
     "folder",
     "applicable",
     "reason",

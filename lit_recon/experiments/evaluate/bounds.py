@@ -27,6 +27,7 @@ from lit_recon.experiments.update_attack.bound import (
     Jacobians,
     bound_facts,
     has_batch_norm,
+    left_out,
     update_bound,
 )
 from lit_recon.experiments.update_attack.run import sent_out, victim_data
@@ -206,6 +207,7 @@ def _first_clients(
         "applies_to": every.applies_to,
         "unbiased_rmse": unbiased,
         "clients": len(found),
+        "notes": left_out(found.values()),
     }
 
 

@@ -157,9 +157,11 @@ def bound_panels(evaluation: Evaluation) -> list[Panel]:
     asked = [cell for cell in evaluation.attacked if cell.bound]
     if not asked:
         return []
-    notes = [f"{words} for {why}." for words in _MISSING if (why := _reasons(evaluation, asked, words))]
+    notes = [f"{words} for {why}." for words in _REMARKS if (why := _remarked(evaluation, asked, words))]
     first = {clients for cell in asked if isinstance(clients := cell.bound.get("clients"), int)}
     notes += [f"From the information in the updates of the first {max(first)} clients alone."] if first else []
+    used = ", and that an attack does not use information that is left out, as said below"
+    less = used if any(cell.bound_notes for cell in asked) else ""
     return [
         Panel(
             "Lower bounds on the error",
@@ -169,7 +171,7 @@ def bound_panels(evaluation: Evaluation) -> list[Panel]:
             "knows them better may come slightly below; and the bound is loose where some images are far more exposed "
             "than others, as the information is averaged. Unbiased attacks (Cramér-Rao): without any prior; ∞ where "
             "the update leaves a direction undetermined, so that an attack's smaller error comes from its prior. Both "
-            "assume that labels are known.",
+            f"assume that labels are known{less}.",
             header=["Cell", "Attack", "Any attack", "Unbiased attacks"],
             rows=[
                 [evaluation.cell_title(cell), _root(cell), _bound(cell, "rmse"), _bound(cell, "unbiased_rmse")]
@@ -181,28 +183,29 @@ def bound_panels(evaluation: Evaluation) -> list[Panel]:
     ]
 
 
-#: Ways in which cells have no bound.
-_MISSING = ("No bound above 0", "No bound", "Not computed")
+#: Ways in which cells have no bound, and what is said of bounds.
+_REMARKS = ("No bound above 0", "No bound", "Not computed", "About the bounds")
 
 
-def _missing(cell: CellResult) -> tuple[str, str]:
-    """The way of `_MISSING` in which a cell has no bound, and the reason; empty if it has one."""
+def _remarks(cell: CellResult) -> list[tuple[str, str]]:
+    """Why a cell has no bound, or what its bounds leave out, each with the one of `_REMARKS` that it belongs to."""
     if "not_computed" in cell.bound:
-        return "Not computed", str(cell.bound["not_computed"])
-    reason = str(cell.bound.get("reason", ""))
-    return ("No bound above 0" if reason == WITHOUT_NOISE else "No bound" if reason else ""), reason
+        return [("Not computed", str(cell.bound["not_computed"]))]
+    if reason := cell.bound.get("reason"):
+        return [("No bound above 0" if reason == WITHOUT_NOISE else "No bound", str(reason))]
+    return [("About the bounds", note) for note in cell.bound_notes]
 
 
-def _reasons(evaluation: Evaluation, cells: Sequence[CellResult], words: str) -> str:
-    """The defenses, or single cells of those whose cells differ, that have no bound in this way, by reason."""
-    why: dict[str, dict[str, None]] = {}
+def _remarked(evaluation: Evaluation, cells: Sequence[CellResult], words: str) -> str:
+    """The defenses, or single cells of those whose cells differ, that this is said of, by reason or note."""
+    said: dict[str, dict[str, None]] = {}
     for cell in cells:
-        way, reason = own = _missing(cell)
-        if way == words:
-            level = cell.defense, cell.strength
-            alike = all(_missing(other) == own for other in cells if (other.defense, other.strength) == level)
-            why.setdefault(reason, {})[evaluation.title(*level) if alike else evaluation.cell_title(cell)] = None
-    return "; ".join(f"{', '.join(titles)}: {reason}" for reason, titles in why.items())
+        level = cell.defense, cell.strength
+        for way, why in _remarks(cell):
+            if way == words:
+                alike = all((way, why) in _remarks(c) for c in cells if (c.defense, c.strength) == level)
+                said.setdefault(why, {})[evaluation.title(*level) if alike else evaluation.cell_title(cell)] = None
+    return "; ".join(f"{', '.join(titles)}: {why}" for why, titles in said.items())
 
 
 def _root(cell: CellResult) -> str:

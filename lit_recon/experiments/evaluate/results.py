@@ -55,8 +55,8 @@ class CellResult:
     """One cell, with the entries of `GridCell` and the metrics of its run, or the reason why there are none.
 
     `applicable` is false where the attack cannot work on such a network, client or batch. `bound` holds lower bounds on
-    the error of any attack, `rmse` and `unbiased_rmse` (None: infinite), or a `reason` why there is none, or why it is
-    `not_computed`, or nothing.
+    the error of any attack, `rmse` and `unbiased_rmse` (None: infinite), with `notes` on what they leave out, or a
+    `reason` why there is none, or why it is `not_computed`, or nothing.
     """
 
     kind: str
@@ -79,6 +79,12 @@ class CellResult:
         """Why there is no bound, or why it is not computed; None where there is one."""
         missing = self.bound.get("not_computed")
         return self.bound.get("reason") if missing is None else f"not computed: {missing}"
+
+    @property
+    def bound_notes(self) -> list[str]:
+        """What the bounds leave out."""
+        notes = self.bound.get("notes")
+        return notes if isinstance(notes, list) else []
 
     def number(self, key: str) -> float | None:
         """A metric, infinite where it is so for some image, as PSNR of an exact one; None where there is none."""

@@ -183,7 +183,7 @@ def csv_table(evaluation: Evaluation) -> tuple[list[str], list[list[object]]]:
     measured = {"n": "n", **{key: key for key in evaluation.measures}, **_COLUMNS}
     header = ["defense", "strength", "attack", "aware", "batch_size", *measured, "paper"]
     header += ["rmse_error", "strongest", "strongest_honest", "accuracy", "final_train_loss"]
-    header += ["bound_rmse", "unbiased_bound_rmse", "bound_reason", "folder", "applicable", "reason"]
+    header += ["bound_rmse", "unbiased_bound_rmse", "bound_reason", "bound_notes", "folder", "applicable", "reason"]
     winners, honest = (
         {id(level.strongest) for size in evaluation.batch_sizes for level in levels(evaluation, size, barred)}
         for barred in ((), evaluation.malicious)
@@ -196,7 +196,12 @@ def csv_table(evaluation: Evaluation) -> tuple[list[str], list[list[object]]]:
         identity = [*level, cell.attack, _aware(cell), cell.batch_size]
         scores = [cell.number(key) for key in measured.values()]
         judged = [cell.paper, cell.error("rmse"), *(str(id(cell) in chosen).lower() for chosen in (winners, honest))]
-        bound = [cell.bound.get("rmse"), cell.bound.get("unbiased_rmse"), cell.bound_reason]
+        bound = [
+            cell.bound.get("rmse"),
+            cell.bound.get("unbiased_rmse"),
+            cell.bound_reason,
+            "; ".join(cell.bound_notes),
+        ]
         applicable, reason = str(cell.applicable).lower(), _reason(cell, evaluation.metric.key)
         rows.append([*identity, *scores, *judged, *utility, *bound, place, applicable, reason])
     return header, rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -214,7 +214,12 @@ def bound_facts(bounds: Mapping[int, Mapping[str, Scalar]]) -> dict[str, Scalar]
     return facts
 
 
+def left_out(bounds: Iterable[Mapping[str, Scalar]]) -> list[str]:
+    """The notes of bounds on what they leave out, each once."""
+    parts: list[Sequence[str]] = [notes for bound in bounds if isinstance(notes := bound.get("notes"), list)]
+    return list(dict.fromkeys(note for part in parts for note in part))
+
+
 def bound_notes(bounds: Mapping[int, Mapping[str, Scalar]]) -> list[str]:
-    """What the bounds leave out."""
-    parts: list[Sequence[str]] = [n for bound in bounds.values() if isinstance(n := bound.get("notes"), list)]
-    return [f"Lower bounds: {note}." for note in dict.fromkeys(note for part in parts for note in part)]
+    """What the bounds leave out, as sentences."""
+    return [f"Lower bounds: {note}." for note in left_out(bounds.values())]

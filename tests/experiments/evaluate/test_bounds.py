@@ -140,6 +140,23 @@ def test_only_without_noise_is_no_bound_above_0(bounded: RunFolder, reason: str)
     assert panel.note == f"No bound above 0 for no defense: {WHY}. No bound for noise 0.1, noise 1: {reason}."
 
 
+def test_what_a_bound_leaves_out_is_said_beside_it(bounded: RunFolder) -> None:
+    assert "left out" not in bound_panels(Evaluation.read(bounded))[0].lead
+    bounds, notes = json.loads(bounded.bounds.read_text()), ["the size of the noise is left out", "so is the mask"]
+    for (place, own), n in zip(bounds.items(), (0, 1, 2), strict=True):
+        bounds[place] = {**own, "notes": notes[:n]}
+    bounded.bounds.write_text(json.dumps(bounds))
+    (panel,) = bound_panels(Evaluation.read(bounded))
+    assert panel.note == (
+        f"No bound above 0 for no defense: {WHY}. "
+        f"About the bounds for noise 0.1, noise 1: {notes[0]}; noise 1: {notes[1]}."
+    )
+    assert "does not use information that is left out" in panel.lead
+    build_evaluation(bounded.path)
+    rows = csv.DictReader(bounded.table.read_text().splitlines())
+    assert [row["bound_notes"] for row in rows] == ["", notes[0], "; ".join(notes)]
+
+
 def test_page_table_and_record_hold_the_bounds(bounded: RunFolder) -> None:
     assert "Lower bounds on the error" in build_evaluation(bounded.path).read_text()
     rows = list(csv.DictReader(bounded.table.read_text().splitlines()))
@@ -298,6 +315,10 @@ def test_noise_that_differs_or_is_not_normal_has_a_bound_too(
         assert found["rmse"] == pytest.approx(expected["rmse"], rel=1e-4)
     proportional = of(OptimalGradientNoise(0.1), clients=2 * large)
     assert 0 < proportional["rmse"] < 0.25
+    assert proportional["notes"] == ["the information in the variances themselves is left out"]
+    assert of(GaussianNoise(0.1, relative=True), clients=2 * large)["notes"] == [
+        "the information in the size of the noise is left out"
+    ]
     with pytest.raises(ConfigError, match="no bound is known for MixUp"):
         of(MixUp(1.0), clients=2)
 

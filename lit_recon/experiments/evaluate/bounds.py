@@ -93,7 +93,14 @@ def _outdated(cells: Sequence[GridCell], folder: RunFolder, large: BoundSettings
 
 
 def _is_wrong(cell: GridCell, bound: Mapping[str, Any], folder: RunFolder, shared: dict[str, Any]) -> bool:
-    """Whether an earlier release refused a network without BatchNorm, or did not refuse one with it."""
+    """Whether an earlier release refused a network without BatchNorm, or did not refuse one with it.
+
+    Or took masks from the zeros of a stored gradient.
+    """
+    if "rmse" in bound and not {"clients", "notes"} & {*bound}:
+        defense = AttackSettings(**cell.built(folder.path)).defense
+        if defense is not None and defense.reads_zeros:
+            return True
     refused = bound.get("reason") == MORE_THAN_THE_UPDATE
     if find_setting(cell.settings, "knowledge.batch_norm") == "batch" and (refused or "rmse" in bound):
         return refused != _tells_statistics(cell, AttackSettings(**cell.built(folder.path)), shared)
@@ -140,6 +147,8 @@ def _bound(cell: GridCell, settings: AttackSettings, shared: dict[str, Any], lar
         raise ConfigError(WITHOUT_NOISE)
     if _tells_statistics(cell, settings, shared):
         raise ConfigError(MORE_THAN_THE_UPDATE)
+    if defense.reads_zeros:  # an entry that is exactly 0 may have been kept: only the client's own masks tell
+        std = None
     # everything that the Jacobian depends on: not the attack, not the size of the noise
     depends = [cell.network, *map(cell.settings.get, ("server", "victims", "client"))]
     victims = victim_data(settings)
@@ -157,6 +166,8 @@ def _bound(cell: GridCell, settings: AttackSettings, shared: dict[str, Any], lar
         if too_large or std is None:
             jacobians = shared.setdefault(json.dumps(depends, default=str), {})
             shared[own] = _first_clients(settings, large, client, victims, prior, jacobians)
+            if not too_large:
+                del shared[own]["clients"]
         else:
             shared[stored] = _informations(settings, client, victims, defense)
     if std is not None and stored in shared:
@@ -220,6 +231,7 @@ def noise_bounds(squares: Sequence[Tensor], std: float, prior: GaussianPrior) ->
         "rmse": every.rmse,
         "applies_to": every.applies_to,
         "unbiased_rmse": math.sqrt(unbiased) if math.isfinite(unbiased) else None,
+        "notes": [],
     }
 
 

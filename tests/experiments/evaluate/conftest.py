@@ -148,7 +148,7 @@ def cell(bounded: RunFolder, monkeypatch: pytest.MonkeyPatch) -> GridCell:
     entry = json.loads(bounded.grid.read_text())["cells"][1]
     bounded.bounds.unlink()
     monkeypatch.setattr(GridCell, "built", lambda *_: {})
-    monkeypatch.setattr(command, "AttackSettings", lambda **_: None)
+    monkeypatch.setattr(command, "AttackSettings", lambda **_: SimpleNamespace(defense=None))
     return GridCell(settings={}, **{**entry, "aware": True})
 
 

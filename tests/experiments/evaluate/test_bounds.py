@@ -5,10 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Callable
 from dataclasses import asdict, replace
-from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,17 +13,11 @@ import pytest
 import torch
 
 from lit_recon.attacks.updates import GradientMatching
-from lit_recon.bounds import GaussianPrior, NetworkJacobian
-from lit_recon.bounds.fisher import check_size
+from lit_recon.bounds import (
+    GaussianPrior,
+)
 from lit_recon.defenses import (
-    DPSGD,
-    Chain,
-    Defense,
     GaussianNoise,
-    GradientClipping,
-    LaplaceNoise,
-    MixUp,
-    OptimalGradientNoise,
 )
 from lit_recon.errors import ConfigError, TimeLimitError
 from lit_recon.experiments.evaluate import bounds as command
@@ -283,74 +274,3 @@ def test_bounds_of_earlier_releases_are_those_of_the_clients_that_they_name(cell
     assert not command.has_other_bounds([cell], bounded, large)
     bounded.bounds.write_text(json.dumps({cell.folder: {"rmse": 0.2, "unbiased_rmse": 0.3, "clients": 1}}))
     assert not command.has_other_bounds([cell], bounded, BoundSettings(clients=1))
-
-
-def test_a_jacobian_that_is_too_large_is_a_lack_of_memory(too_large: Callable[..., Any], tmp_path: Path) -> None:
-    cell = too_large(GaussianNoise(0.1))
-    settings = command.AttackSettings(**cell.built(tmp_path))
-    with pytest.raises(MemoryError, match="has more than 10 entries .*; or set bound.clients"):
-        command._bound(cell, settings, {}, BoundSettings())
-
-
-@pytest.mark.parametrize("large", [True, False], ids=["large", "small"])
-def test_noise_that_differs_or_is_not_normal_has_a_bound_too(
-    large: bool, too_large: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An information of 1 / scale^2 about each coordinate, as with normal noise of this standard deviation."""
-    if not large:
-        monkeypatch.setattr(command, "check_size", check_size)
-    shared: dict[str, Any] = {}
-
-    def of(defense: Defense, clients: int) -> dict[str, Any]:
-        cell = too_large(defense)
-        return command._bound(cell, command.AttackSettings(**cell.built(tmp_path)), shared, BoundSettings(clients))
-
-    expected = of(GaussianNoise(0.1), clients=2 * large)
-    for defense in (LaplaceNoise(0.1), Chain([GradientClipping(1e3), LaplaceNoise(0.1)])):
-        if large:
-            with pytest.raises(MemoryError, match="or set bound.clients"):
-                of(defense, clients=0)
-        found = of(defense, clients=2 * large)
-        assert found["clients"] == 2  # of a small network all
-        assert found["rmse"] == pytest.approx(expected["rmse"], rel=1e-4)
-    proportional = of(OptimalGradientNoise(0.1), clients=2 * large)
-    assert 0 < proportional["rmse"] < 0.25
-    assert proportional["notes"] == ["the information in the variances themselves is left out"]
-    assert of(GaussianNoise(0.1, relative=True), clients=2 * large)["notes"] == [
-        "the information in the size of the noise is left out"
-    ]
-    with pytest.raises(ConfigError, match="no bound is known for MixUp"):
-        of(MixUp(1.0), clients=2)
-
-
-@pytest.mark.parametrize("defense", [GaussianNoise, lambda std: DPSGD(1.0, std)], ids=["noise", "dpsgd"])
-def test_bounds_without_a_stored_jacobian_are_the_same(
-    defense: Callable[[float], Defense], too_large: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cells = [too_large(defense(std)) for std in (0.1, 0.3)]
-    built: list[int] = []
-    whole = bound.NetworkJacobian
-
-    def counted(*arguments: Any, **named: Any) -> NetworkJacobian:
-        built.append(1)
-        return whole(*arguments, **named)
-
-    monkeypatch.setattr(bound, "NetworkJacobian", counted)
-    found = []
-    for large, sizes in ((True, partial(check_size, largest=10)), (False, check_size)):
-        monkeypatch.setattr(command, "check_size", sizes)
-        shared: dict[str, Any] = {}
-        for cell in (*cells, cells[0]):
-            settings = command.AttackSettings(**cell.built(tmp_path))
-            found.append(command._bound(cell, settings, shared, BoundSettings(clients=2)))
-        assert len(built) == 2 * large  # of two clients, for both strengths
-        built.clear()
-    for without, stored in zip(found[:3], found[3:], strict=True):
-        assert without["clients"] == 2
-        if without["unbiased_rmse"] is None or stored["unbiased_rmse"] is None:
-            assert without["unbiased_rmse"] == stored["unbiased_rmse"]
-        else:
-            assert without["unbiased_rmse"] == pytest.approx(stored["unbiased_rmse"], rel=1e-3)
-        assert without["rmse"] == pytest.approx(stored["rmse"], rel=1e-4)  # at the mean information of two clients
-    assert found[0] == found[2]
-    assert found[0]["rmse"] < found[1]["rmse"]

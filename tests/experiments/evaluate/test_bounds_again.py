@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from lit_recon.defenses import Chain, GaussianNoise, GradientPruning
 from lit_recon.experiments.evaluate import bounds as command
 from lit_recon.experiments.evaluate.grid import GridCell
 from lit_recon.experiments.evaluate.page import build_evaluation
@@ -54,3 +56,18 @@ def test_a_bound_is_kept_until_there_is_another(
     with pytest.raises(KeyboardInterrupt):
         command.write_bounds([cell, replace(cell, folder="cells/unfinished")], bounded)
     assert json.loads(bounded.bounds.read_text()) == stored
+
+
+def test_bounds_of_earlier_releases_behind_masks_are_computed_anew(
+    cell: GridCell, bounded: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They took an entry whose gradient is exactly 0 for a dropped one."""
+    old = {"rmse": 0.2, "unbiased_rmse": 0.3}
+    for stored, defense, other in (
+        (old, Chain([GradientPruning(0.5), GaussianNoise(0.1)]), True),
+        (old, GaussianNoise(0.1), False),
+        ({**old, "notes": []}, Chain([GradientPruning(0.5), GaussianNoise(0.1)]), False),
+    ):
+        monkeypatch.setattr(command, "AttackSettings", lambda defense=defense, **_: SimpleNamespace(defense=defense))
+        bounded.bounds.write_text(json.dumps({cell.folder: stored}))
+        assert command.has_other_bounds([cell], bounded, BoundSettings()) == other

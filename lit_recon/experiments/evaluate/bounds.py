@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -16,7 +17,7 @@ from lit_recon.bounds import GaussianPrior, autograd_jacobian, cramer_rao, van_t
 from lit_recon.bounds.fisher import check_size
 from lit_recon.clients import Client
 from lit_recon.clients.aggregate import one_client
-from lit_recon.defenses import Batch, BatchGradient, Defense, defended_gradient, simulated_gradient
+from lit_recon.defenses import Batch, BatchGradient, Defense, Round, defended_gradient, simulated_gradient
 from lit_recon.defenses.combined import AveragedDefense, seen_in_mean
 from lit_recon.errors import ConfigError, LitReconError, TimeLimitError
 from lit_recon.experiments.evaluate.grid import GridCell
@@ -28,13 +29,14 @@ from lit_recon.experiments.update_attack.bound import (
     bound_facts,
     has_batch_norm,
     left_out,
+    require_one_gradient,
     update_bound,
 )
 from lit_recon.experiments.update_attack.run import sent_out, victim_data
 from lit_recon.experiments.victim_model import find_target
 from lit_recon.io.files import write_text
 from lit_recon.modules.data import VictimDataModule
-from lit_recon.records import SimulatedDefense, Update, Weights
+from lit_recon.records import Differentiable, SimulatedDefense, Update, Weights
 from lit_recon.reporting.provenance import find_setting
 from lit_recon.reporting.record import read_json
 from lit_recon.reporting.run_folder import RunFolder
@@ -157,6 +159,9 @@ def _bound(cell: GridCell, settings: AttackSettings, shared: dict[str, Any], lar
     if (std is None or stored not in shared) and own not in shared:
         target = find_target(settings.backbone, victims, settings.seed, settings.model)
         too_large = _too_large(target.model, settings.victims.batch_size * math.prod(victims.image_shape))
+        if too_large or std is None:
+            require_one_gradient(settings)
+            _require_closed_form(defense)
         if too_large and not large.clients:
             raise MemoryError(f"{too_large}; or set bound.clients: without a stored Jacobian it takes minutes")
         model = sent_out(settings, target.trained(settings.trainer).model, victims)
@@ -184,6 +189,19 @@ def _equal_noise(defense: Defense | AveragedDefense, n: int) -> float | None:
         if isinstance(defense, AveragedDefense):
             raise
         return None
+
+
+def _require_closed_form(defense: Defense) -> None:
+    """Raise a `ConfigError` for a defense behind which no bound is known, tried on the squares of tiny images."""
+    batch = Batch(torch.linspace(0.1, 0.9, 8).view(2, 1, 2, 2), torch.zeros(2, dtype=torch.long))
+    jacobian = autograd_jacobian(lambda images: _squares(batch._replace(images=images)), batch.images)
+    with suppress(ArithmeticError, LookupError, RuntimeError, TypeError, ValueError):  # it needs a real network
+        defense.linearized(jacobian, Round(batch, _squares), torch.Generator().manual_seed(0))
+
+
+def _squares(batch: Batch, differentiable: Differentiable = "no") -> Update:
+    """Stands for the gradient of a network."""
+    return {"weight": batch.images.square().mean(dim=0)}
 
 
 def _too_large(model: nn.Module, n_inputs: int) -> str:

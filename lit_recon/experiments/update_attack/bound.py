@@ -87,6 +87,12 @@ def has_batch_norm(model: nn.Module) -> bool:
     return any(isinstance(module, _BatchNorm) for module in model.modules())
 
 
+def require_one_gradient(settings: AttackSettings) -> None:
+    """Raise a `ConfigError` for clients whose updates are more than a gradient, or are seen in a mean."""
+    if settings.client.local_steps is not None or settings.client.n_clients > 1:
+        raise ConfigError("the information is computed for clients that release one gradient each")
+
+
 #: Jacobians of clients' updates, by the client's number, whether gradients are summed, and whether nothing is random in
 #: the defense but noise of one size.
 Jacobians = dict[tuple[int, bool, bool], NetworkJacobian]
@@ -106,8 +112,7 @@ def update_bound(
     The information `(q, q)` is that at the client's own images. `jacobians` are taken and kept, for other defenses of
     the same client. A LitReconError says why there are no bounds.
     """
-    if settings.client.local_steps is not None or settings.client.n_clients > 1:
-        raise ConfigError("the information is computed for clients that release one gradient each")
+    require_one_gradient(settings)
     if settings.knowledge.batch_norm == "batch" and has_batch_norm(client.model):
         raise ConfigError(MORE_THAN_THE_UPDATE)
     defense = settings.defense or Defense()

@@ -19,18 +19,24 @@ from lit_recon.bounds import (
     van_trees,
 )
 from lit_recon.bounds.fisher import check_size
-from lit_recon.clients import GradientOperator
+from lit_recon.clients import ClientSettings, GradientOperator, LocalTraining
 from lit_recon.defenses import (
     DPSGD,
     Batch,
     Chain,
     Defense,
+    ExcludedVariables,
     GaussianNoise,
     GradientDropout,
     LaplaceNoise,
     MixUp,
+    NetworkDropout,
     OptimalGradientNoise,
+    OptimalGradientPruning,
+    PercentilePrivacy,
+    PerExampleClipping,
     Round,
+    SVTPrivacy,
 )
 from lit_recon.errors import ConfigError
 from lit_recon.experiments.evaluate import bounds as command
@@ -74,8 +80,59 @@ def test_noise_that_differs_or_is_not_normal_has_a_bound_too(
     assert of(GaussianNoise(0.1, relative=True), clients=2 * large)["notes"] == [
         "the information in the size of the noise is left out"
     ]
-    with pytest.raises(ConfigError, match="no bound is known for MixUp"):
-        of(MixUp(1.0), clients=2)
+
+
+class _Sign(Defense):
+    """One of a user's own, without a closed form."""
+
+    def transform_update(self, update: Update, round_: Round, generator: torch.Generator) -> Update:
+        return {name: value.sign() for name, value in update.items()}
+
+    def released_std(self, n_examples: int) -> float:
+        return 0.1
+
+
+@pytest.mark.parametrize(
+    "defense", [MixUp(1.0), NetworkDropout(0.5), SVTPrivacy(0.5), _Sign()], ids=lambda defense: type(defense).__name__
+)
+def test_nobody_is_told_to_wait_for_a_bound_that_is_refused(
+    defense: Defense, too_large: Callable[..., Any], tmp_path: Path
+) -> None:
+    for clients in (0, 2):
+        settings = command.AttackSettings(**too_large(defense).built(tmp_path))
+        with pytest.raises(ConfigError, match=f"no bound is known for {type(defense).__name__}"):
+            command._bound(too_large(defense), settings, {}, BoundSettings(clients))
+
+
+@pytest.mark.parametrize(
+    "client",
+    [ClientSettings(n_clients=2), ClientSettings(local_steps=LocalTraining(steps=2))],
+    ids=["clients", "steps"],
+)
+def test_clients_with_more_than_one_gradient_are_refused_at_once(
+    client: ClientSettings, too_large: Callable[..., Any], tmp_path: Path
+) -> None:
+    cell = too_large(GaussianNoise(0.1))
+    settings = command.AttackSettings(**{**cell.built(tmp_path), "client": client})
+    with pytest.raises(ConfigError, match="clients that release one gradient each"):
+        command._bound(cell, settings, {}, BoundSettings())
+
+
+@pytest.mark.parametrize(
+    "defense",
+    [
+        GaussianNoise(0.1, relative=True),
+        GaussianNoise(0.1, before_averaging=True),
+        OptimalGradientNoise(0.1),
+        DPSGD(1.0, 0.1),
+        Chain([PerExampleClipping(0.1), OptimalGradientPruning(0.5), LaplaceNoise(0.1)]),
+        PercentilePrivacy(50.0, 0.1),
+        ExcludedVariables("fc"),
+    ],
+    ids=lambda defense: type(defense).__name__,
+)
+def test_defenses_with_a_closed_form_are_not_refused(defense: Defense) -> None:
+    command._require_closed_form(defense)
 
 
 def test_masks_are_those_of_the_client(

@@ -95,18 +95,22 @@ def _outdated(cells: Sequence[GridCell], folder: RunFolder, large: BoundSettings
 
 
 def _is_wrong(cell: GridCell, bound: Mapping[str, Any], folder: RunFolder, shared: dict[str, Any]) -> bool:
-    """Whether an earlier release refused a network without BatchNorm, or did not refuse one with it.
+    """Whether an earlier release knew no bound behind the defense, or took masks from the zeros of a gradient.
 
-    Or took masks from the zeros of a stored gradient.
+    Or refused a network without BatchNorm, or did not refuse one with it.
     """
-    if "rmse" in bound and not {"clients", "notes"} & {*bound}:
-        defense = AttackSettings(**cell.built(folder.path)).defense
-        if defense is not None and defense.reads_zeros:
-            return True
-    refused = bound.get("reason") == MORE_THAN_THE_UPDATE
-    if find_setting(cell.settings, "knowledge.batch_norm") == "batch" and (refused or "rmse" in bound):
-        return refused != _tells_statistics(cell, AttackSettings(**cell.built(folder.path)), shared)
-    return False
+    reason = str(bound.get("reason", ""))
+    unknown, refused = reason.startswith("no bound is known for"), reason == MORE_THAN_THE_UPDATE
+    masked = "rmse" in bound and not {"clients", "notes"} & {*bound}
+    informed = find_setting(cell.settings, "knowledge.batch_norm") == "batch" and (refused or "rmse" in bound)
+    if not (unknown or masked or informed):
+        return False
+    settings = AttackSettings(**cell.built(folder.path))
+    return (
+        (unknown and _refusal(settings) != reason)
+        or (masked and (settings.defense or Defense()).reads_zeros)
+        or (informed and refused != _tells_statistics(cell, settings, shared))
+    )
 
 
 def _tells_statistics(cell: GridCell, settings: AttackSettings, shared: dict[str, Any]) -> bool:
@@ -189,6 +193,17 @@ def _equal_noise(defense: Defense | AveragedDefense, n: int) -> float | None:
         if isinstance(defense, AveragedDefense):
             raise
         return None
+
+
+def _refusal(settings: AttackSettings) -> str:
+    """Why the defense itself has no bound; empty if it may have one."""
+    defense = settings.defense or Defense()
+    try:
+        _equal_noise(seen_in_mean(defense, settings.client.n_clients), settings.victims.batch_size)
+        _require_closed_form(defense)
+    except ConfigError as error:
+        return _line(error)
+    return ""
 
 
 def _require_closed_form(defense: Defense) -> None:

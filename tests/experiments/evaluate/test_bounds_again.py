@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
-from lit_recon.defenses import Chain, GaussianNoise, GradientPruning
+from lit_recon.clients import ClientSettings
+from lit_recon.defenses import Chain, Defense, GaussianNoise, GradientPruning, LaplaceNoise, MixUp
+from lit_recon.errors import ConfigError
 from lit_recon.experiments.evaluate import bounds as command
 from lit_recon.experiments.evaluate.grid import GridCell
 from lit_recon.experiments.evaluate.page import build_evaluation
-from lit_recon.experiments.settings import BoundSettings
+from lit_recon.experiments.settings import BoundSettings, VictimSettings
 from lit_recon.reporting.run_folder import RunFolder
 
 
@@ -71,3 +73,42 @@ def test_bounds_of_earlier_releases_behind_masks_are_computed_anew(
         monkeypatch.setattr(command, "AttackSettings", lambda defense=defense, **_: SimpleNamespace(defense=defense))
         bounded.bounds.write_text(json.dumps({cell.folder: stored}))
         assert command.has_other_bounds([cell], bounded, BoundSettings()) == other
+
+
+@pytest.mark.parametrize(
+    ("defense", "n_clients", "reason", "found"),
+    [
+        (LaplaceNoise(0.1), 1, f"no bound is known for {LaplaceNoise(0.1)}: its noise is not Gaussian", 0.25),
+        (LaplaceNoise(0.1), 2, f"no bound is known for {LaplaceNoise(0.1)}: its noise is not Gaussian", None),
+        (MixUp(1.0), 1, f"no bound is known for {MixUp(1.0)}", None),
+        (MixUp(1.0), 1, "no bound is known for MixUp()", f"no bound is known for {MixUp(1.0)}"),  # as it was named
+    ],
+    ids=["known", "mean", "unknown", "renamed"],
+)
+def test_a_bound_that_was_not_known_is_asked_for_again(
+    defense: Defense,
+    n_clients: int,
+    reason: str,
+    found: float | str | None,
+    cell: GridCell,
+    bounded: RunFolder,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of the defense; a grid whose reason still holds is left alone."""
+    client, victims = ClientSettings(n_clients=n_clients), VictimSettings(n=4, batch_size=2)
+    settings = SimpleNamespace(defense=defense, client=client, victims=victims)
+    monkeypatch.setattr(command, "AttackSettings", lambda **_: settings)
+    asked: list[GridCell] = []
+
+    def again(one: GridCell, *_: Any) -> Any:
+        asked.append(one)
+        if isinstance(found, str):
+            raise ConfigError(found)
+        return {"rmse": found, "notes": []}
+
+    monkeypatch.setattr(command, "_bound", again)
+    bounded.bounds.write_text(json.dumps({cell.folder: {"reason": reason}}))
+    for number in range(2):
+        assert command.has_other_bounds([cell], bounded, BoundSettings()) == (found is not None and number == 0)
+        command.write_bounds([cell], bounded)
+    assert len(asked) == (found is not None)

@@ -50,7 +50,7 @@ def defended(records: list[Content], *bounds: Content) -> str:
     )
     others = [", ".join(map(str, key)) for key, network in sorted(networks.items()) if network != usual]
     others += [f"`{bound['name']}`" for bound in bounds if bound["files"].get("checkpoint") != usual]
-    apart = f" Measured on a second network, trained with the same settings: {'; '.join(others)}." if others else ""
+    apart = f" Measured on other networks, trained with the same settings: {'; '.join(others)}." if others else ""
     return f"{lines}\n\n{total}{apart}{_misfits(newest.values())}"
 
 

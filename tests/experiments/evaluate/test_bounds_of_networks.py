@@ -27,6 +27,7 @@ from lit_recon.defenses import (
     Defense,
     ExcludedVariables,
     GaussianNoise,
+    GradientClipping,
     GradientDropout,
     LaplaceNoise,
     MixUp,

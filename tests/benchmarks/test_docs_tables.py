@@ -328,7 +328,7 @@ def test_a_defended_cell_that_was_measured_again_counts_once() -> None:
     assert made.endswith("In all 6 draws of 6 images: 3 images are certified, 0 of them wrong.")
     mixed = function([*records, cell("noise 0.01", [0.5], "1", "two")], noise | {"files": {"checkpoint": "two"}}, masks)
     assert mixed.endswith(
-        "Measured on a second network, trained with the same settings: noise 0.01, 1, eval; `bound_noise`."
+        "Measured on other networks, trained with the same settings: noise 0.01, 1, eval; `bound_noise`."
     )
     _, *rows = lines(made)
     assert [row[:6] for row in rows] == [

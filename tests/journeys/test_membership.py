@@ -85,16 +85,27 @@ def test_the_page_has_metrics_histograms_and_curves(reconn: Callable[..., Any], 
 
 def test_noise_is_part_of_the_record_and_of_the_page(reconn: Callable[..., Any], workplace: Path) -> None:
     few = ["--split.shadow", 20, "--split.targets", 20, "--descent.steps", 5, "--histogram.images", 1]
-    noise = ["--descent.dp.noise_multiplier", 5, "--reconstructor", "KernelRidge", "--out", "runs/noisy_games"]
-    code, _, err = reconn("membership", *SMALL, *few, *noise)
+    few += ["--reconstructor", "KernelRidge"]
+    code, _, err = reconn("membership", *SMALL, *few, "--descent.dp.noise_multiplier", 5, "--out", "runs/noisy_games")
     assert code == 0, err
     metrics = metrics_of(workplace / "runs" / "noisy_games")
     assert metrics["noise_multiplier"] == 5
     assert metrics["epsilon"] == PrivateDescent(noise_multiplier=5.0).epsilon(5)
-    assert metrics["notes"][0].startswith("Every training draws noise of its own")
+    assert metrics["notes"][0].startswith("Every training but the adversary's own two of each game draws noise")
     page = (workplace / "runs" / "noisy_games" / "report.html").read_text()
     assert "The noise of the released model" in page
     assert "so there is only one" not in page
+    # The adversary trains on both candidates without noise: the models of the run without any.
+    code, _, err = reconn("membership", *SMALL, *few, "--descent.dp.noise_multiplier", 0, "--out", "runs/silent_games")
+    assert code == 0, err
+    for store, equal in (("own_first", True), ("own_second", True), ("released", False)):
+        for kind in ("known", "fresh"):
+            runs = [
+                workplace / "runs" / name / "checkpoints" / f"{kind}_{store}"
+                for name in ("noisy_games", "silent_games")
+            ]
+            noisy, silent = (load_file(run / "shard_00000.safetensors")["deltas"] for run in runs)
+            assert np.array_equal(noisy, silent) == equal
 
 
 @pytest.mark.parametrize(

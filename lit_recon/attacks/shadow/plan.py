@@ -158,7 +158,14 @@ class ShadowPlan:
 
     def for_purpose(self, purpose: str) -> ShadowPlan:
         """The same with noise, unknown orders and fresh weights of its own; the common reference is trained once."""
-        other = dataclasses.replace(self, purpose=purpose)
+        return self._with_reference(dataclasses.replace(self, purpose=purpose))
+
+    @property
+    def without_noise(self) -> ShadowPlan:
+        """The same clipping without noise; the common reference, which has no noise either, is trained once."""
+        return self._with_reference(dataclasses.replace(self, descent=self.descent.without_noise))
+
+    def _with_reference(self, other: ShadowPlan) -> ShadowPlan:
         object.__setattr__(other, "_reference", self._reference)
         return other
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 import torch
@@ -72,6 +72,11 @@ class GradientDescent:
     def is_noisy(self) -> bool:
         """Whether noise is added, for which every model has a generator of its own."""
         return self.dp is not None and self.dp.noise(self.steps) > 0
+
+    @property
+    def without_noise(self) -> GradientDescent:
+        """The same with the clipping of `dp` alone: what adversaries train who do not know the noise."""
+        return self if self.dp is None else replace(self, dp=self.dp.with_noise(0.0))
 
     @property
     def has_own_order(self) -> bool:

@@ -77,8 +77,9 @@ class MembershipExperiment:
         way, again = shadow.execution, self.settings.adversary_execution
         released = self._trained(plan, "released", games.chosen, way, "released models")
         own_way = way if again == "auto" else again
-        first = self._trained(plan, "own", games.first, own_way, "adversary's, first candidates", "first")
-        second = self._trained(plan, "own", games.second, own_way, "adversary's, second candidates", "second")
+        quiet = plan.without_noise  # noise of the adversary's own would only blur the distances
+        first = self._trained(quiet, "own", games.first, own_way, "adversary's, first candidates", "first")
+        second = self._trained(quiet, "own", games.second, own_way, "adversary's, second candidates", "second")
         n = 1 if plan.is_repeatable else self.settings.histogram.models  # equal models are trained once
         members = [
             self._trained(plan, f"with_{i}", games.second.subset(torch.full((n,), i)), way, f"models with image {i}")
@@ -226,11 +227,11 @@ def _training_note(descent: GradientDescent, copy_error: float) -> str:
         f"{short(copy_error, 1)} of that of the model trained on the other candidate"
     )
     if descent.is_noisy or descent.has_own_order:
-        drawn = "noise" if descent.is_noisy else "mini-batches in an order"
-        return (
-            f"Every training draws {drawn} of its own, which can hide the candidate as unknown initial weights do: "
-            f"{distance}."
-        )
+        drawn = "draws mini-batches in an order"
+        if descent.is_noisy:
+            drawn = "but the adversary's own two of each game draws noise"
+        hides = "which can hide the candidate as unknown initial weights do"
+        return f"Every training {drawn} of its own, {hides}: {distance}."
     batches = "full-batch gradient descent"
     if descent.batch_size is not None:
         batches = "gradient descent on mini-batches that the adversary knows"

@@ -109,11 +109,7 @@ class CellEvaluator:
 
     def _expected(self, plan: ShadowPlan, trainer: Trainer) -> Tensor:
         """The targets' models under the same clipping, without noise; trained once for all budgets."""
-        descent = plan.descent
-        if descent.dp is not None:
-            silent = dataclasses.replace(descent.dp, noise_multiplier=0.0, target_epsilon=None)
-            descent = dataclasses.replace(descent, dp=silent)
-        quiet = dataclasses.replace(plan, descent=descent, purpose="candidate")
+        quiet = plan.without_noise.for_purpose("candidate")
         there, targets, shadows = self.folder.checkpoints / "candidates", self.split.targets, self.shadows
         what = "candidates' models"
         return train_store(trainer, quiet, targets, there, shadows.execution, shadows.shard_size, what).read(targets)

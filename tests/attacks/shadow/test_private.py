@@ -265,3 +265,14 @@ def test_noise_needs_generators() -> None:
     for way in ("batched_mlp", "vmap", "loop"):
         with pytest.raises(ShapeError, match="one generator per model; got 2 for 3 models"):
             train_models(known, start, own.pixels().double(), own.labels, way, generators(2))
+
+
+def test_a_plan_without_noise_has_the_same_clipping_and_shares_the_reference() -> None:
+    dp = PrivateDescent(bound=0.3, target_epsilon=5.0)
+    noisy = ShadowPlan(ReleasedMLP((1, 5, 5), 4, [6]), random_images(9, 0), GradientDescent(4, dp=dp))
+    silent = noisy.without_noise
+    expected = GradientDescent(4, dp=PrivateDescent(bound=0.3, noise_multiplier=0.0))
+    assert silent.descent == silent.descent.without_noise == expected
+    assert silent.reference() is noisy.reference() is silent.for_purpose("own").reference()
+    assert torch.equal(dataclasses.replace(silent).reference(), noisy.reference())
+    assert GradientDescent(4).without_noise == GradientDescent(4)

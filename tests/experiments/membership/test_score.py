@@ -29,7 +29,7 @@ OWN_ORDER = {"batch_size": 16, "order": "unknown"}
         (OWN_ORDER, "Every training draws mini-batches in an order of its own, which can hide the candidate"),
         (
             NOISE,
-            "Every training draws noise of its own, which can hide the candidate as unknown initial weights do",
+            "Every training but the adversary's own two of each game draws noise of its own, which can hide",
         ),
     ],
 )

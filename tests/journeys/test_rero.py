@@ -141,6 +141,8 @@ def test_a_finished_study_is_kept_and_grows_by_budgets(rero: Run, folder: Path) 
         (["--descent.optimizer", "lion"], "descent.optimizer"),
         (["--reconstructor", "FirstLayerRidge"], "initial weights unknown: FirstLayerRidge needs"),
         (["--descent.snapshots", "[5]"], "reconn.py rero looks at final models only; got [5]"),
+        (["--sampled", '{"rate": 1e-8}'], "sampled, rate 1e-08, epsilon 1: a record is used with chance 2e-07"),
+        (["--sampled", "{}", "--budget.delta", "1e-14"], "sampled, rate 0.1, epsilon 1: delta must be at least"),
         pytest.param(["--trainer.accelerator", "gpu"], "gpu backend", marks=WITHOUT_GPU),
     ],
 )

@@ -99,33 +99,46 @@ def priors(settings: PriorSettings, samples: NDArray[np.floating]) -> list[Prior
     return found
 
 
+def sampled_noise(settings: SampledSettings, budget: BudgetSettings, steps: int) -> dict[tuple[float, float], float]:
+    """The noise multipliers by rate and epsilon, full batches first; ConfigError for a budget that has none."""
+    found = {}
+    for rate in sorted({1.0, settings.rate}, reverse=True):
+        for epsilon in sorted(settings.epsilons):
+            try:
+                found[rate, epsilon] = budget.descent(epsilon).noise(steps, rate)
+            except ConfigError as error:
+                raise ConfigError(
+                    f"sampled, rate {rate:g}, epsilon {epsilon:g}: {error}; change budget.delta or "
+                    "sampled.rate, or set sampled to null for no such bounds"
+                ) from error
+    return found
+
+
 def sampled_rows(
     settings: SampledSettings, budget: BudgetSettings, steps: int, seed: int
 ) -> list[dict[str, float | None]]:
     """The tight bound by privacy-loss distributions and by simulation, for full batches also by the closed form."""
     rows: list[dict[str, float | None]] = []
-    for rate in sorted({1.0, settings.rate}, reverse=True):
-        for epsilon in sorted(settings.epsilons):
-            noise = budget.descent(epsilon).noise(steps, rate)
-            losses = PoissonSGD(noise, steps, budget.neighbors, rate)
-            for kappa in settings.kappas:
-                log_kappa = math.log(kappa)
-                found: theory.Simulated | None = None
-                # Too few simulations tell anything about a chance that is too small.
-                with contextlib.suppress(ConfigError):
-                    found = theory.simulated_bound(log_kappa, noise, steps, rate, settings.simulations, seed)
-                rows.append(
-                    {
-                        "rate": rate,
-                        "epsilon": epsilon,
-                        "noise_multiplier": noise,
-                        "kappa": kappa,
-                        "closed": theory.gaussian_bound(log_kappa, math.sqrt(steps) / noise) if rate == 1 else None,
-                        "profile": theory.profile_bound(log_kappa, losses.profile),
-                        "simulated": found and found.value,
-                        "standard_error": found and found.standard_error,
-                    }
-                )
+    for (rate, epsilon), noise in sampled_noise(settings, budget, steps).items():
+        losses = PoissonSGD(noise, steps, budget.neighbors, rate)
+        for kappa in settings.kappas:
+            log_kappa = math.log(kappa)
+            found: theory.Simulated | None = None
+            # Too few simulations tell anything about a chance that is too small.
+            with contextlib.suppress(ConfigError):
+                found = theory.simulated_bound(log_kappa, noise, steps, rate, settings.simulations, seed)
+            rows.append(
+                {
+                    "rate": rate,
+                    "epsilon": epsilon,
+                    "noise_multiplier": noise,
+                    "kappa": kappa,
+                    "closed": theory.gaussian_bound(log_kappa, math.sqrt(steps) / noise) if rate == 1 else None,
+                    "profile": theory.profile_bound(log_kappa, losses.profile),
+                    "simulated": found and found.value,
+                    "standard_error": found and found.standard_error,
+                }
+            )
     return rows
 
 

@@ -11,6 +11,7 @@ from lit_recon.experiments.configuration import settings_parser
 from lit_recon.experiments.engine.cluster import ClusterSettings
 from lit_recon.experiments.engine.runner import StudyRunner
 from lit_recon.experiments.released_attack.settings import ShadowSettings
+from lit_recon.experiments.rero.bounds import sampled_noise
 from lit_recon.experiments.rero.page import judged, write_page
 from lit_recon.experiments.rero.score import CellEvaluator, measures, study_metrics, write_record
 from lit_recon.experiments.rero.settings import ReroSettings, rero_cells
@@ -45,6 +46,9 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
             settings.reconstructor.bind(Background(plan, sizes=ShadowSizes.of(plan, len(split.shadow))))
         except LitReconError as error:
             raise ConfigError(f"{cell.title}: {error}") from error
+    if settings.sampled is not None:
+        # refuse now, not once all cells have run
+        sampled_noise(settings.sampled, settings.budget, shadows.descent.steps)
     study = StudyRunner([cell.piece for cell in cells], folder.path)
     grows = ("budget.epsilons", "budget.without", "prior", "sampled", "test_images", "cache", "shard_size")
     study.open(call.config, settings.overwrite, grows)

@@ -4,6 +4,20 @@ from __future__ import annotations
 
 #: Largest number of characters of a message; the middle of a longer one, such as a long name in a file, is left out.
 _LONGEST = 2000
+#: Parts of the RuntimeErrors by which PyTorch reports a lack of memory, on CPUs and in CUDA's libraries.
+_OF_MEMORY = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
+
+
+def lack_of_memory(error: Exception) -> str:
+    """What an error says first, if it reports a lack of memory; empty for another error.
+
+    >>> lack_of_memory(RuntimeError("CUDA out of memory. Tried to allocate 2 GiB."))
+    'CUDA out of memory'
+    """
+    said = " ".join(str(error).split())
+    if isinstance(error, MemoryError) or any(part in said for part in _OF_MEMORY):
+        return said.partition(". ")[0] or type(error).__name__
+    return ""
 
 
 class LitReconError(Exception):

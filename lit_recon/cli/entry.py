@@ -22,8 +22,6 @@ _OF_STORAGE = {
     *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM),
     *(errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENFILE),
 }
-#: Parts of the RuntimeErrors by which PyTorch reports a lack of memory, on CPUs and in CUDA's libraries.
-_OF_MEMORY = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
 #: Parts of the RuntimeErrors by which gloo and NCCL report that another process of the group has ended.
 _OF_PROCESSES = ("Connection closed by peer", "Connection reset by peer", "remote process exited")
 _GOES_ON = "then repeat the command, which goes on where it stopped"
@@ -91,6 +89,8 @@ def _of_the_machine(error: Exception) -> str:
     >>> _of_the_machine(OSError(errno.ENOSPC, "No space left on device", "runs/a/victims.csv"))[:58]
     'cannot use runs/a/victims.csv (No space left on device): f'
     """
+    from lit_recon.errors import lack_of_memory
+
     if isinstance(error, OSError):
         if error.errno not in _OF_STORAGE:
             return ""
@@ -99,8 +99,7 @@ def _of_the_machine(error: Exception) -> str:
     said = " ".join(str(error).split())
     if any(part in said for part in _OF_PROCESSES):
         return "another process of this group has ended: see why, and start all again; they go on where they stopped"
-    if isinstance(error, MemoryError) or any(part in said for part in _OF_MEMORY):
-        short = said.partition(". ")[0] or type(error).__name__
+    if short := lack_of_memory(error):
         return (
             f"not enough memory ({short}): free some, or compute less at a time by smaller settings, such as "
             f"batch_size, clients_per_batch or shard_size, {_GOES_ON}"

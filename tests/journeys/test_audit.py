@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from lit_recon.clients.record import RecordedUpdate, Recorder
+from lit_recon.experiments.audit import attacks
 from tests.experiments.audit.updates import images, labels, mlp
 
 MODEL = [
@@ -78,6 +79,32 @@ def test_an_audit_that_has_ended_goes_on_with_more_minutes(
         assert "holds a finished run" in ended.err
     assert attack("audit", *how, "--protection_minutes", "0.1").code == 0
     assert json.loads((folder / "audit.json").read_text())["protection"]
+
+
+@pytest.mark.parametrize("behind", ["no defense", "defenses"])
+def test_an_audit_whose_attacks_lacked_memory_goes_on_by_the_same_command(
+    behind: str, recorded: Path, attack: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, build, built = tmp_path / "run", attacks.Candidate.build, []
+
+    def short(*how: Any) -> Any:
+        built.append(how)
+        if behind == "no defense" or len(built) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+        return build(*how)
+
+    how = [*MODEL, "--protection_minutes", "0.1", "--record", recorded, "--out", folder]
+    monkeypatch.setattr(attacks.Candidate, "build", short)
+    ended = attack("audit", *how)
+    assert ended.code == 0, ended.err
+    assert "not enough memory (CUDA out of memory)" in ended.out
+    assert "not enough memory (CUDA out of memory)" in (folder / "report.html").read_text(encoding="utf-8")
+    monkeypatch.setattr(attacks.Candidate, "build", build)
+    assert attack("audit", *how).code == 0
+    content = json.loads((folder / "audit.json").read_text(encoding="utf-8"))
+    assert content["attacks"][0]["certified"] == 1
+    assert all(own["stopped"] is not None for own in content["protection"])
+    assert "holds a finished run" in attack("audit", *how).err
 
 
 def test_more_minutes_for_another_update_leave_the_run_finished(

@@ -12,7 +12,7 @@ import torch
 
 from lit_recon.attacks.base import Attack, AttackRun
 from lit_recon.attacks.updates.gradient_matching.matching import update_distance
-from lit_recon.errors import ConfigError, CorruptFileError, LitReconError
+from lit_recon.errors import ConfigError, CorruptFileError, LitReconError, lack_of_memory
 from lit_recon.experiments.configuration import find_configuration
 from lit_recon.experiments.engine.pieces import Subcommand, merged
 from lit_recon.io.tensors import TensorFormat
@@ -24,6 +24,8 @@ _KEPT = TensorFormat("lit_recon_audit", "result of an audit's attack", "delete i
 #: Iterations by which the speed of an attack is measured, and the fewest and most that it is given.
 _TRIED, _FEWEST = 10, 50
 _NOT_NEEDED = "not needed: all images are certified"
+#: How the reasons begin of attacks without time, and of those that lacked memory, which the same command runs again.
+NO_TIME, NO_MEMORY = "no time was left", "not enough memory"
 
 
 class Candidate(NamedTuple):
@@ -116,12 +118,12 @@ class Outcome:
 
     Attributes:
         name, title, needs: of the candidate.
-        found: images and labels; None if it does not apply or had no time.
+        found: images and labels; None if it does not apply, had no time, or broke off.
         reason: why there is nothing.
         seconds, steps: time and iterations that it took.
         distance: 1 - cosine between the update of the images found and the observed one.
         certified: images that the attack knows to be the true ones.
-        cut: whether there was no time for it, or not for all of its iterations.
+        cut: whether there was no time for it, or not for all of its iterations, or the machine broke it off.
         minutes: that all attacks together had.
     """
 
@@ -140,12 +142,12 @@ class Outcome:
 
     @property
     def missing(self) -> bool:
-        """Whether nothing is known for lack of time."""
+        """Whether nothing is known for lack of time or memory, or as linear algebra failed."""
         return self.cut and self.found is None
 
     @property
     def untried(self) -> bool:
-        """Whether nothing is known, for lack of time or because another attack had certified all images."""
+        """Whether nothing is known: it is missing, or another attack had certified all images."""
         return self.missing or self.reason == _NOT_NEEDED
 
     @property
@@ -260,7 +262,7 @@ def attempt(candidate: Candidate, seen: Observation, seconds: float) -> Outcome:
     """One attack in at most about so many seconds."""
     blank, started = Outcome(*candidate[:3]), time.monotonic()
     if seconds <= 0:
-        return replace(blank, reason="no time was left: raise minutes", cut=True)
+        return replace(blank, reason=f"{NO_TIME}: raise minutes", cut=True)
     try:
         steps, deadline = candidate.most, started + seconds
         if steps:
@@ -274,6 +276,11 @@ def attempt(candidate: Candidate, seen: Observation, seconds: float) -> Outcome:
             # what follows is advice to whoever chooses the attack and the network; here both are given
             reason = reason.rpartition(": ")[0] or reason
         return replace(blank, reason=reason, seconds=time.monotonic() - started)
+    except (MemoryError, RuntimeError) as error:  # of the machine: other attacks, or this one elsewhere, may succeed
+        reason = _broken_off(error)
+        if not reason:
+            raise
+        return replace(blank, reason=reason, seconds=time.monotonic() - started, cut=True)
     certified = 0 if found.certified is None else int(found.certified.sum())
     return replace(
         blank,
@@ -285,6 +292,14 @@ def attempt(candidate: Candidate, seen: Observation, seconds: float) -> Outcome:
         notes=found.notes,
         cut=cut,
     )
+
+
+def _broken_off(error: Exception) -> str:
+    """Why an attack broke off for lack of memory, or as linear algebra failed; empty for a fault of the program."""
+    if short := lack_of_memory(error):
+        return f"{NO_MEMORY} ({short}): free some or take a machine with more, and run the audit again"
+    failed = isinstance(error, torch.linalg.LinAlgError)  # type: ignore[attr-defined]  # a documented name
+    return f"linear algebra failed ({' '.join(str(error).split())})" if failed else ""
 
 
 def _affordable(candidate: Candidate, seen: Observation, seconds: float) -> int:

@@ -23,7 +23,7 @@ from lit_recon.defenses import (
     Stage,
 )
 from lit_recon.errors import ConfigError, LitReconError
-from lit_recon.experiments.audit.attacks import Outcome, best, check_kept, run_attacks
+from lit_recon.experiments.audit.attacks import NO_TIME, Outcome, best, check_kept, run_attacks
 from lit_recon.experiments.audit.interpretation import Interpretation, has_noise
 from lit_recon.experiments.audit.page import effect
 from lit_recon.metrics import metrics_of, score_batch
@@ -58,7 +58,7 @@ class Protected:
         outcome: of the attack that is to be believed most; None: none returned images.
         rmse: of its images and the reference, each image matched.
         stopped: the images are no closer to the reference than plain images of its mean colors; None: not measured, as
-            it failed, or an attack had no time that could have come closer.
+            it failed, or an attack had no time or broke off that could have come closer.
         reason: why it was not measured.
         cut: it stopped them in the time there was, which did not do for all iterations of every attack.
         known: the reference shows the client's images; otherwise it is only known whether other images came back.
@@ -113,13 +113,16 @@ def measure_protection(
         except LitReconError as error:
             found.append(Protected(title, strength, reason=str(error), known=known))
             continue
-        believed, late = best(outcomes), [one.title for one in outcomes if one.missing]
+        believed, missing = best(outcomes), [one for one in outcomes if one.missing]
         images = None if believed is None or believed.found is None else believed.found.images
         rmse = None if images is None else error_of(images, reference)
         stopped: bool | None = rmse is None or rmse >= plain
         reason = "; ".join(dict.fromkeys(one.reason for one in outcomes)) if rmse is None else ""
-        if stopped and late:
-            stopped, reason = None, f"no time was left for {', '.join(late)}: raise protection_minutes"
+        if stopped and missing:
+            late = ", ".join(one.title for one in missing if one.reason.startswith(NO_TIME))
+            told = [f"{NO_TIME} for {late}: raise protection_minutes"] if late else []
+            told += [f"{one.title}: {one.reason}" for one in missing if not one.reason.startswith(NO_TIME)]
+            stopped, reason = None, "; ".join(told)
         cut = bool(stopped) and any(one.cut for one in outcomes)
         found.append(Protected(title, strength, believed, rmse, stopped, reason, cut, known))
         progress(f"{title} {strength}: {_told(found[-1])}")

@@ -21,7 +21,7 @@ from lit_recon.clients.local_steps import Optimizer
 from lit_recon.clients.record import Circumstances, RecordedUpdate, Sent
 from lit_recon.defenses import Defense
 from lit_recon.errors import ConfigError, CorruptFileError
-from lit_recon.experiments.audit.attacks import CANDIDATES, best, check_kept, run_attacks
+from lit_recon.experiments.audit.attacks import CANDIDATES, NO_MEMORY, best, check_kept, run_attacks
 from lit_recon.experiments.audit.evidence import Finding, read_evidence
 from lit_recon.experiments.audit.interpretation import Interpretation, interpret
 from lit_recon.experiments.audit.page import AUDIT_FILE
@@ -302,10 +302,13 @@ _NOTHING_TO_STOP = (
 )
 
 
-def _has_more_time(folder: RunFolder, settings: AuditSettings) -> bool:
-    """Whether the audit in this folder had fewer minutes, so that it goes on although it has ended."""
+def _goes_on(folder: RunFolder, settings: AuditSettings) -> bool:
+    """Whether the audit in this folder goes on though it has ended: it had fewer minutes, or attacks lacked memory."""
     if not folder.is_run:
         return False
+    record = folder.path / AUDIT_FILE
+    if record.is_file() and NO_MEMORY in record.read_text(encoding="utf-8", errors="replace"):
+        return True
     before = read_settings(folder.config)
     had = {name: before.get(name) for name in ("minutes", "protection_minutes")}
     return any(isinstance(value, int | float) and value < getattr(settings, name) for name, value in had.items())
@@ -332,7 +335,7 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     case = _prepared(model, recorded, *own, loss, settings.labels, settings.defense)
     device = check_trainer(settings.trainer).device
     may_change = (*SAME_RUN, "minutes", "protection_minutes")
-    reopen = _has_more_time(call.folder, settings)
+    reopen = _goes_on(call.folder, settings)
     if reopen and not settings.overwrite:
         # before the folder counts as unfinished
         check_kept(call.folder.checkpoints, case.identity(settings.defense))

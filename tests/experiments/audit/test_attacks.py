@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import lit_recon
+from lit_recon.attacks.base import Attack
 from lit_recon.clients.record import RecordedUpdate
 from lit_recon.defenses import GradientPruning
 from lit_recon.errors import ConfigError
@@ -24,6 +25,15 @@ from tests.experiments.audit.updates import NORMALIZATION, SHAPE, convnet, image
 def audited(folder: Path, recorded: RecordedUpdate, **how: object) -> AuditResult:
     chosen = {"attacks": ["analytic"], "minutes": 1.0, "folder": folder, **how}
     return lit_recon.audit(mlp(), recorded, SHAPE, NORMALIZATION, **chosen)  # type: ignore[arg-type]  # of several types
+
+
+def failing(error: Exception) -> Callable[..., Attack]:
+    """In the place of a method that builds attacks."""
+
+    def build(*_: object) -> Attack:
+        raise error
+
+    return build
 
 
 def changed(recorded: RecordedUpdate) -> RecordedUpdate:
@@ -83,6 +93,42 @@ def test_an_attack_without_time_runs_when_it_has_some(tmp_path: Path) -> None:
     assert late.reason == "no time was left: raise minutes"
     assert not [*tmp_path.iterdir()]
     assert audited(tmp_path, recorded).best is not None
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (
+            torch.OutOfMemoryError("CUDA out of memory. Tried\nto allocate 2 GiB"),
+            "not enough memory (CUDA out of memory):",
+        ),
+        (MemoryError(), "not enough memory (MemoryError): free some"),
+        (
+            torch.linalg.LinAlgError("linalg.eigh: no\nconvergence"),  # type: ignore[attr-defined]  # documented
+            "linear algebra failed (linalg.eigh: no convergence)",
+        ),
+    ],
+    ids=["gpu", "cpu", "linear algebra"],
+)
+def test_an_attack_that_the_machine_breaks_off_ends_no_audit_and_runs_again(
+    error: Exception, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded = update(mlp(), 1)
+    with monkeypatch.context() as short:
+        short.setattr(attacks.Candidate, "build", failing(error))
+        result = audited(tmp_path / "kept", recorded)
+    [broken] = result.outcomes
+    assert broken.found is None
+    assert broken.reason.startswith(told)
+    assert told in result.save(tmp_path / "run").read_text(encoding="utf-8")
+    assert not [*(tmp_path / "kept").glob("*")]
+    assert audited(tmp_path / "kept", recorded).best is not None
+
+
+def test_a_fault_of_an_attack_is_not_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attacks.Candidate, "build", failing(RuntimeError("shapes differ")))
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        audited(tmp_path, update(mlp(), 1))
 
 
 def test_an_attack_that_was_cut_short_runs_again_with_more_minutes_alone(

@@ -47,9 +47,10 @@ def test_a_defense_that_was_never_attacked_stopped_nothing() -> None:
 
 
 def outcome(name: str, shown: str) -> Outcome:
-    """An attack that brought the images, black ones, or nothing for one of two reasons."""
-    if shown in ("late", "failed"):
-        return Outcome(name, name, "", reason=shown, cut=shown == "late")
+    """An attack that brought the images, black ones, or nothing for one of three reasons."""
+    if shown in ("late", "broken", "failed"):
+        reason = {"late": "no time was left: raise minutes", "broken": "not enough memory"}.get(shown, shown)
+        return Outcome(name, name, "", reason=reason, cut=shown != "failed")
     found = images(1) if shown == "images" else torch.zeros(1, *SHAPE)
     return Outcome(name, name, "", Reconstruction(found, labels(1), 0.0), distance=0.0)
 
@@ -88,6 +89,24 @@ def test_an_attack_without_time_leaves_open_what_no_other_one_decides(
     assert ("no time was left for 1" in str(AuditResult([], [], [own], 1))) == (stopped is None)
     assert _outcome({"stopped": own.stopped, "certified": 0}) == words
     assert ("not measured" in lines[0]) == (stopped is None)
+
+
+@pytest.mark.parametrize(
+    ("shown", "reason"),
+    [
+        (("black", "broken"), "1: not enough memory"),
+        (("late", "broken"), "no time was left for 0: raise protection_minutes; 1: not enough memory"),
+        (("failed", "broken"), "1: not enough memory"),
+    ],
+    ids=str,
+)
+def test_a_defense_that_an_attack_without_memory_was_not_tried_on_stopped_nothing(
+    shown: tuple[str, ...], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protection, "run_attacks", lambda *_: [outcome(str(i), one) for i, one in enumerate(shown)])
+    how = (images(1), labels(1), ["analytic"], 1.0)
+    [own] = measure_protection(seen(), *how, defenses=DEFENSES[:1], progress=lambda line: None)
+    assert (own.stopped, own.reason) == (None, reason)
 
 
 @pytest.mark.parametrize("cut", [False, True])

@@ -49,6 +49,11 @@ def find(figures: Figures, item: Item) -> Found:
     return found
 
 
+def commands(found: Found | None) -> list[str]:
+    """The last option of every record's command."""
+    return [" ".join(record["command"].split()[-2:]) for record in (found.records if found else ())]
+
+
 ITEM = Item("table 1", "MSE", "0.5", "{small: metrics.mse .4f} of {small: metrics.n d}", "8 images", "`a.yaml`")
 
 
@@ -351,6 +356,7 @@ def test_a_factor_is_averaged_over_seeds_and_named_by_its_line(tmp_path: Path) -
                 {"factor": "failed", "value": 1, "reason": "it has not been run yet"},
             ]
         ),
+        command=f"{COMMAND.format('factors_mnist')} --only '[rate,layers]'",  # the last of several
     )
     figures = Figures(tmp_path)
 
@@ -363,6 +369,8 @@ def test_a_factor_is_averaged_over_seeds_and_named_by_its_line(tmp_path: Path) -
     assert text("rate", None, None) == "no momentum, 0.2: 0.2000; momentum, 0.2: 0.9000"
     assert text("fixed", "1,000") == "0.4000"
     assert text("fixed", "1,000", "", ("mse",), "1,000 images") == "0.4000; on the first layer 0.2000"
+    fixed = Factor("factors_mnist", "fixed", "1,000", "", ("mse",), "1,000 images")
+    assert commands(fixed(figures)) == ["--only '[fixed,first_layer]'"]
     assert text("fixed", "1,000", "", ("mse",), "another") == "0.4000"
     assert [text("failed", "1"), text("rate", "0.2"), text("nothing")] == [None] * 3
     assert Factor("factors_cifar10", "fixed")(figures) is None
@@ -377,8 +385,9 @@ def test_a_factor_is_averaged_over_seeds_and_named_by_its_line(tmp_path: Path) -
     figures = Figures(tmp_path)
     assert text("fixed", "1,000") == "0.3000"
     assert text("rate", None, None) == "no momentum, 0.2: 0.2000"
-    found = Factor("factors_mnist", "fixed", "1,000", "", ("mse",), "1,000 images")(figures)
+    found = fixed(figures)
     assert found is not None
+    assert commands(found) == ["--trainer.threads 1", "--only '[first_layer]'"]
     assert sorted(record["name"] for record in found.records) == ["factors_mnist", "factors_mnist_fixed"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -19,6 +20,7 @@ WORDS = {
     "accuracy": ("test accuracy", ".3f"),
     "membership_auc": ("AUC", ".2f"),
 }
+_ONLY = re.compile(r" --only (?:'[^']*'|\S+)")
 
 
 @dataclass(frozen=True)
@@ -58,14 +60,22 @@ class Factor:
         if self.on_first_layer:
             other = replace(self, factor="first_layer", value=self.on_first_layer, line="", on_first_layer="")(figures)
             texts += [f"on the first layer {other.text}"] if other else []
-        used |= {str(record["path"]): record for record in (other.records if other else ())}
-        return Found("; ".join(texts), list(used.values())) if texts else None
+        records = {path: _computing(record, self.factor) for path, record in used.items()}
+        for record in other.records if other else ():
+            path = str(record["path"])
+            records[path] = _computing(record, self.factor, "first_layer") if path in used else record
+        return Found("; ".join(texts), list(records.values())) if texts else None
 
     def _cell(self, rows: list[Mapping[str, object]]) -> str:
         """Means over the seeds; a single metric has no title."""
         values = {key: [float(str(row[key])) for row in rows if row.get(key) is not None] for key in self.metrics}
         texts = {key: shown(fmean(own), WORDS[key][1]) for key, own in values.items() if own}
         return ", ".join(text if len(self.metrics) == 1 else f"{WORDS[key][0]} {text}" for key, text in texts.items())
+
+
+def _computing(record: Content, *factors: str) -> Content:
+    """A record with the command for these factors: of a study in parts, it has that of the last part."""
+    return record | {"command": _ONLY.sub(f" --only '[{','.join(factors)}]'", record["command"])}
 
 
 @dataclass(frozen=True)

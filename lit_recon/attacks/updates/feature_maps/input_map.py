@@ -178,7 +178,12 @@ def other_contrasts(observation: Observation, images: Tensor, reach: float, each
 
 
 def contrast_reach(
-    maps_of: Callable[[Tensor], Tensor], images: Tensor, misfit: Tensor, together: bool, span: Tensor | None = None
+    maps_of: Callable[[Tensor], Tensor],
+    images: Tensor,
+    misfit: Tensor,
+    together: bool,
+    span: Tensor | None = None,
+    mixtures: bool = False,
 ) -> Tensor:
     """RMSE `(n,)` by which brightness and contrast of images may differ while their maps differ as they do.
 
@@ -192,11 +197,17 @@ def contrast_reach(
         misfit: squared distances `(n,)` of their maps from the recovered ones.
         together: all images change together, as where statistics couple them.
         span: orthonormal basis `(n, d)` of the recovered maps, where only their span is known.
+        mixtures: instead, over the differences from all other images: without a layer that is not linear, maps of
+            mixtures lie in the span.
     """
     where = images.detach().double().cpu()
+    if mixtures and len(where) == 1:
+        return images.new_zeros(1)
     flat = where - where.mean((0, 2, 3), keepdim=True)
     channels = torch.eye(where.shape[1], dtype=torch.float64)[:, None, :, None, None]
     directions = torch.cat([channels.expand(-1, len(where), -1, *where.shape[2:]), channels * flat])
+    if mixtures:
+        directions = torch.stack([where.roll(k, 0) - where for k in range(1, len(where))])
     moved = [torch.func.jvp(maps_of, (where,), (direction,))[1].flatten(1) for direction in directions]
     if span is not None:
         moved = [change - (change @ span.T) @ span for change in moved]

@@ -20,7 +20,7 @@ from lit_recon.attacks.updates.feature_maps.input_map import (
     likely_contrast,
     told_by_statistics,
 )
-from lit_recon.attacks.updates.feature_maps.recovery import MapRecovery, RecoveredMaps
+from lit_recon.attacks.updates.feature_maps.recovery import MapRecovery, RecoveredMaps, assigned, each_once
 from lit_recon.attacks.updates.gradient_matching.matching import regrouped, update_distance
 from lit_recon.attacks.updates.gradient_matching.priors import Penalty
 from lit_recon.attacks.updates.labels.head import (
@@ -52,9 +52,8 @@ _CLEAN = 1e-7
 _DISTORTED = 1e-5
 #: Growth of what images leave unexplained up to which another contrast counts as possible.
 SAME = 1.5
-#: Maps in a span: share of the iterations in which candidates are kept apart, by this much at first, and the ridge;
-#: cosine above which two images have the same map.
-_APART, _VOLUME, _ALIKE, _SAME_MAP = 0.5, 1e-2, 1e-6, 0.999
+#: Maps in a span: share of the iterations in which candidates are kept apart, by this much at first, and the ridge.
+_APART, _VOLUME, _ALIKE = 0.5, 1e-2, 1e-6
 #: How the note on an image begins.
 _NOTE = "image "
 
@@ -166,13 +165,16 @@ class FeatureMapPenalty(Penalty):
         return 0.0 if self.going else 1.0
 
     def kept(self, found: Reconstruction) -> Tensor | None:
-        """Certified images; of a span, those that have maps in it, each once."""
+        """Certified images; of a span, those that have maps in it, each once, unless mixtures have such maps."""
         if not self.spanned:
             return found.certified
-        kept, own = self.angles(found.images) <= ANGLE, self.input_map(found.images).detach()
-        for i in range(1, len(own)):
-            kept[i] &= not (kept[:i] & (own[:i] @ own[i] > _SAME_MAP)).any()
-        return kept
+        once, mixed = self._told(found.images, self.angles(found.images))
+        return once & (mixed <= REACH)
+
+    def _told(self, images: Tensor, angles: Tensor) -> tuple[Tensor, Tensor]:
+        """Of a span: images `(n,)` with maps in it, each once, and by what RMSE mixtures with others stay in it."""
+        once = each_once(self.input_map(images).detach(), angles <= ANGLE)
+        return once, self.reach(images, angles, mixtures=True)
 
     def _on(self, layers: list[str]) -> FeatureMapPenalty:
         assert self.known is not None
@@ -205,7 +207,7 @@ class FeatureMapPenalty(Penalty):
         if len(self.lengths) < 2 or len(targets) == 1:
             return targets
         parts, theirs = targets.split(self.lengths, dim=1), own.detach().split(self.lengths, dim=1)
-        orders = [_assigned(a, b) for a, b in zip(theirs[1:], parts[1:], strict=True)]
+        orders = [assigned(a, b) for a, b in zip(theirs[1:], parts[1:], strict=True)]
         return torch.cat([parts[0], *(part[order] for part, order in zip(parts[1:], orders, strict=True))], dim=1)
 
     def certificate(self, images: Tensor, labels: Tensor) -> tuple[Tensor, bool, tuple[str, ...]]:
@@ -213,7 +215,8 @@ class FeatureMapPenalty(Penalty):
 
         An image is certified if its own maps are the recovered ones, and something else in the update confirms those:
         the update of the whole batch, or, where other images of it have other maps, the head's gradient, see
-        `measured_maps`. Moreover, the maps have to determine its brightness and contrast, see `reach`.
+        `measured_maps`. Moreover, the maps have to determine its brightness and contrast, see `reach`. In a span it has
+        to be the only one with its map, and its mixtures with other images have to leave the span.
         """
         angles = self.angles(images)
         own, reason = angles <= ANGLE, self._too_few(images)
@@ -225,14 +228,20 @@ class FeatureMapPenalty(Penalty):
             reason = "other images of its batch have other maps, so that the update cannot confirm these"
         order = self.in_order(images)
         reach = self.reach(images[order], angles[order])[order.argsort()]
-        certified = torch.zeros_like(own) if reason else own & (reach <= REACH)
+        once, mixed = self._told(images, angles) if self.spanned else (own, torch.zeros_like(reach))
+        told = once & (mixed <= REACH)
+        certified = torch.zeros_like(own) if reason else told & (reach <= REACH)
         notes = []
         for i in (~certified).nonzero().flatten().tolist():
-            why = reason or f"other brightness or contrast has the same maps (RMSE {reach[i]:.2g}, at most {REACH:g})"
+            why = f"other brightness or contrast has the same maps (RMSE {reach[i]:.2g}, at most {REACH:g})"
+            if not told[i]:
+                why = f"mixtures with other images stay in the span (RMSE {mixed[i]:.2g}, at most {REACH:g})"
+                why = why if once[i] else "another image has the same map"
+            why = reason or why
             if not own[i]:
                 why = f"its maps are not the recovered ones (1 - cos {angles[i]:.1g}, at most {ANGLE:g})"
             notes.append(f"{_NOTE}{i + 1}: not certified: {why}")
-        return certified, bool(own.all()) and (not reason or self.known is not None), tuple(notes)
+        return certified, bool(told.all()) and (not reason or self.known is not None), tuple(notes)
 
     def _too_few(self, images: Tensor) -> str:
         """Why the recovered entries cannot determine the images; empty if they can."""
@@ -241,8 +250,8 @@ class FeatureMapPenalty(Penalty):
             return ""
         return f"its maps have {active} recovered entries above zero for {pixels} pixels"
 
-    def reach(self, images: Tensor, angles: Tensor) -> Tensor:
-        """RMSE `(n,)` by which brightness and contrast of images, in the maps' order, may differ while maps do so."""
+    def reach(self, images: Tensor, angles: Tensor, mixtures: bool = False) -> Tensor:
+        """RMSE `(n,)` by which brightness and contrast, or mixtures, of ordered images may differ while maps do so."""
         # of several images they tell the contrast of all together only
         if len(images) == 1 and told_by_statistics(self.observation, images):
             return torch.zeros_like(angles)
@@ -251,7 +260,7 @@ class FeatureMapPenalty(Penalty):
         misfit = 2 * angles.double().cpu() + error**2
         together = coupled(self.observation)
         span = self.maps.double().cpu() if self.spanned else None
-        found = contrast_reach(partial(self.input_map.doubled(), norms=norms), images, misfit, together, span)
+        found = contrast_reach(partial(self.input_map.doubled(), norms=norms), images, misfit, together, span, mixtures)
         return found.to(images.device)
 
     def settled(self, images: Tensor) -> Tensor:
@@ -288,7 +297,7 @@ class FeatureMapPenalty(Penalty):
             return super().in_order(images)
         width = self.lengths[0] if self.lengths else self.maps.shape[1]
         with torch.no_grad():
-            return _assigned(self.maps.to(images)[:, :width], self.input_map(images)[:, :width])
+            return assigned(self.maps.to(images)[:, :width], self.input_map(images)[:, :width])
 
     def targets(self, images: Tensor, labels: Tensor | None) -> Tensor:
         """The recovered maps, in any order."""
@@ -314,14 +323,6 @@ class FeatureMapPenalty(Penalty):
         if self.known is not None:
             return self.known.labels.to(labels)
         return arranged_labels(self.observation, images, labels)
-
-
-def _assigned(maps: Tensor, others: Tensor) -> Tensor:
-    """The permutation `(n,)` of `others` `(n, d)` that brings them closest to `maps` `(n, d)`."""
-    from scipy.optimize import linear_sum_assignment
-
-    cosines = maps @ others.T
-    return torch.as_tensor(linear_sum_assignment(-cosines.cpu().numpy())[1], device=maps.device)
 
 
 class MapMatching:

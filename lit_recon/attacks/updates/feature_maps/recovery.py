@@ -37,6 +37,8 @@ _MOVED = 2.0
 _CANDIDATES = 3000
 #: Smallest number of parallel rows that identifies a map.
 _ENOUGH = 4
+#: Cosine above which two images have the same map.
+_SAME_MAP = 0.999
 
 
 class Separated(NamedTuple):
@@ -350,3 +352,19 @@ def _closer(observation: Observation, before: Convolution, found: RecoveredMaps)
     if negative > NEGATIVE:
         return found
     return replace(found, convolution=before, maps=strided.maps, outside=strided.outside, negative=negative)
+
+
+def assigned(maps: Tensor, others: Tensor) -> Tensor:
+    """The permutation `(n,)` of `others` `(n, d)` that brings them closest to `maps` `(n, d)`."""
+    from scipy.optimize import linear_sum_assignment
+
+    cosines = maps @ others.T
+    return torch.as_tensor(linear_sum_assignment(-cosines.cpu().numpy())[1], device=maps.device)
+
+
+def each_once(maps: Tensor, inside: Tensor) -> Tensor:
+    """Of maps `(n, d)` of unit norm those `inside` a span, `(n,)` bool, but for repetitions of an earlier one."""
+    once = inside.clone()
+    for i in range(1, len(maps)):
+        once[i] &= not (once[:i] & (maps[:i] @ maps[i] > _SAME_MAP)).any()
+    return once

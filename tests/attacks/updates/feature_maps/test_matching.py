@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -21,7 +22,14 @@ from lit_recon.attacks.updates import (
     TotalVariation,
 )
 from lit_recon.attacks.updates.feature_maps import upstream
-from lit_recon.attacks.updates.feature_maps.matching import ANGLE, FeatureMapPenalty, InputMap, arranged_labels
+from lit_recon.attacks.updates.feature_maps.matching import (
+    ANGLE,
+    EXPLAINED,
+    FeatureMapPenalty,
+    InputMap,
+    arranged_labels,
+)
+from lit_recon.attacks.updates.gradient_matching.matching import update_distance
 from lit_recon.clients import Client
 from lit_recon.defenses import GaussianNoise, GradientDropout, GradientPruning
 from lit_recon.errors import ConfigError, UnsupportedModelError
@@ -188,6 +196,37 @@ def test_images_found_in_a_span_are_kept_each_once(photographs: Tensor) -> None:
     # where maps are told apart, certified images are kept
     apart = replace(penalty, recovered=replace(penalty.recovered, separated=True))
     assert torch.equal(apart.kept(found), none)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("activation", "mixed", "expected", "why"),
+    [
+        (nn.GELU(), ((1, 0, 0), (0, 1, 0), (0, 0, 1)), (True, True, True), ""),
+        (nn.GELU(), ((1, 0, 0), (0, 1, 0), (0, 1, 0)), (True, True, False), "another image has the same map"),
+        (nn.Identity(), ((1, 0, 0), (0, 0.5, 0.5), (0, 0.2, 0.8)), (False, False, False), "mixtures with other images"),
+    ],
+)
+def test_a_span_and_small_gradients_certify_no_repeated_images_and_no_mixtures(
+    photographs: Tensor, activation: nn.Module, mixed: Sequence[Sequence[float]], expected: Sequence[bool], why: str
+) -> None:
+    images, labels = photographs[:3, :, ::4, ::4], torch.tensor([1, 0, 0])
+    torch.manual_seed(0)
+    model = Backbone(Shallow(8, 64), 5, Normalization((0.5,) * 3, (0.25,) * 3)).eval()
+    model.trunk.layers[2] = activation  # type: ignore[index, operator, union-attr]
+    with torch.no_grad():
+        model.head.bias[0] = 6.0  # the last two images are predicted so well that the update hardly tells of them
+    penalty = MapMatching().prepare(Client(model).observe(images, labels))
+    found = torch.einsum("ij,jchw->ichw", torch.tensor(mixed, dtype=images.dtype), images)
+    assert penalty.spanned
+    assert float(penalty.angles(found).max()) < ANGLE
+    assert update_distance(penalty.observation, found, labels) < EXPLAINED
+    certified, final, notes = penalty.certificate(found, labels)
+    assert (tuple(certified.tolist()), final) == (expected, all(expected)), notes
+    assert all(why in note for note in notes)
+    # further starts look for the others
+    kept = penalty.kept(Reconstruction(found, labels, 0.0, certified=certified))
+    assert kept is not None
+    assert tuple(kept.tolist()) == expected
 
 
 def test_a_single_image_with_known_statistics_is_followed_for_a_further_start_only(

@@ -19,6 +19,8 @@ from lit_recon.reporting.wording import MISSING, duration, format_score, short
 #: Findings, attacks and defenses of an audit.
 AUDIT_FILE = "audit.json"
 
+#: Largest RMSE of a certified image from the true one up to which the report says that it came back.
+_CAME_BACK = 0.05
 _SHOWN = 16
 _KINDS = {"fits": "agrees", "found": "worked out", "doubt": "does not agree", "open": "not checked"}
 _MEANING = """\
@@ -71,10 +73,17 @@ def verdict(metrics: Mapping[str, Any]) -> str:
             f"No attack that was tried returned the {n} image{'s' * (n > 1)} of this update. That is no proof that "
             "they cannot be recovered."
         )
-    if certified == n:
-        return f"{every} of this update came back, and the attacker knows it: every one is certified."
     rmse, plain = metrics.get("rmse"), metrics.get("baseline_mean_color_rmse")
+    worst = metrics.get("rmse_worst", rmse)  # audits of earlier releases have the mean alone
+    wrong = isinstance(worst, float) and not worst <= _CAME_BACK
+    if certified == n and not wrong:
+        return f"{every} of this update came back, and the attacker knows it: every one is certified."
     some = f"{certified} of {n} images of this update came back certified. " if certified else ""
+    if certified == n:
+        some = (
+            f"{every} that came back passed the attack's own test (certified), but "
+            f"the largest RMSE from a true image is {format_score('rmse', worst)}. "
+        )
     if isinstance(rmse, float) and isinstance(plain, float):
         closer = "closer to" if rmse < plain else "no closer to"
         return (

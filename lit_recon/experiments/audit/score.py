@@ -101,7 +101,8 @@ class AuditResult:
         if errors is None or self.truth is None:
             return {**record, "rmse": None, "rmse_reason": "the true images were not given"}
         plain = plain_error(self.truth[0])
-        return {**record, "rmse": float(errors.mean()), "baseline_mean_color_rmse": plain}
+        worst = float(errors.max())
+        return {**record, "rmse": float(errors.mean()), "rmse_worst": worst, "baseline_mean_color_rmse": plain}
 
     def __str__(self) -> str:
         lines = [f"{_MARKS[finding.kind]} {finding.text}" for finding in self.findings]

@@ -54,6 +54,7 @@ def test_a_single_image_of_a_fully_connected_network_comes_back() -> None:
     assert errors is not None
     assert float(errors.max()) < 1e-3  # 1e-5 at the time of writing: the rounding of weights that moved
     assert result.metrics()["rmse"] == pytest.approx(float(errors.mean()))
+    assert result.metrics()["rmse_worst"] == float(errors.max())
     assert not [finding for finding in result.findings if finding.kind == "doubt"]
 
 
@@ -217,10 +218,19 @@ def test_a_run_folder_has_report_and_figures(tmp_path: Path) -> None:
         audited().save(tmp_path / "run")
 
 
+def _scored(mean: float, worst: float | None = None) -> dict[str, Scalar]:
+    """Scores of an audit; None: of an earlier release, without that of the worst image."""
+    scores: dict[str, Scalar] = {"rmse": mean, "baseline_mean_color_rmse": 0.2}
+    return scores if worst is None else {**scores, "rmse_worst": worst}
+
+
 @pytest.mark.parametrize(
     ("metrics", "words"),
     [
         ({"n_certified": 4, "attack": "x"}, "All 4 images of this update came back"),
+        ({"n_certified": 4, "attack": "x", **_scored(0.01, 0.04)}, "All 4 images of this update came back"),
+        ({"n_certified": 4, "attack": "x", **_scored(0.08, 0.3)}, "but the largest RMSE from a true image is 0.3"),
+        ({"n_certified": 4, "attack": "x", **_scored(0.3)}, "no closer to the true ones"),
         ({"n_certified": 1, "attack": "x", "distance": 0.01}, "1 of 4 images of this update came back certified"),
         ({"n_certified": 0, "attack": "x", "rmse": 0.1, "baseline_mean_color_rmse": 0.2}, "closer to the true ones"),
         ({"n_certified": 0, "attack": "x", "rmse": 0.3, "baseline_mean_color_rmse": 0.2}, "no closer to the true ones"),

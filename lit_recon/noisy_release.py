@@ -47,7 +47,7 @@ class NoisyRelease:
 
     def with_noise(self, std: float) -> NoisyRelease:
         """The same, with normal noise of this standard deviation where it has none."""
-        return self if self.std is not None else replace(self, std=std)
+        return self if self.std is not None else replace(self, std=std, family="gaussian")
 
     def masked(self, other: NoisyRelease) -> NoisyRelease:
         """This release without noise, and then only what `other` keeps, which neither clips nor has noise."""

@@ -105,8 +105,7 @@ class _ClippedExamplesJacobian(Jacobian):
         # a gradient of zero has no direction, and is not clipped
         lengths = norms.clamp_min(torch.finfo(norms.dtype).tiny)
         self._units = [{k: v / by for k, v in single.items()} for single, by in zip(examples, lengths, strict=True)]
-        along = torch.stack([jacobian.transposed(unit) for unit in self._units])  # unit, all inputs
-        self._along = along.view(self._n, self._n, -1)
+        self._along = self._crossed(self._units)
         own = self._along.diagonal().T
         self._own = torch.where((self._factors < 1)[:, None], own, torch.zeros_like(own))
 
@@ -128,6 +127,7 @@ class _ClippedExamplesJacobian(Jacobian):
         return result.reshape(-1)
 
     def _crossed(self, vectors: Sequence[Update]) -> Tensor:
+        """`J^T v` of every vector, by example: `(n, n, d)`."""
         return torch.stack([self._jacobian.transposed(one) for one in vectors]).view(self._n, self._n, -1)
 
 

@@ -63,6 +63,7 @@ def test_rows_must_fit_the_update() -> None:
 def test_a_release_without_noise_has_no_information_to_speak_of(std: float) -> None:
     with pytest.raises(ConfigError, match="only bound is 0"):
         NoisyRelease(std)
+    assert NoisyRelease(family="laplace").with_noise(0.5) == NoisyRelease(0.5)  # a scale of 0 leaves normal noise
     with pytest.raises(ConfigError, match="give it a standard deviation"):
         NoisyRelease().precision({"w": torch.zeros(3)})
     with pytest.raises(ConfigError, match="clipping bound above 0"):

@@ -18,19 +18,17 @@ import lit_recon._torchvision
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cosine_similarity, cross_entropy
+from torch.nn.functional import cosine_similarity
 
-from benchmarks.defended import DEFENSES, Defended, drawn_for
+from benchmarks.defended import DEFENSES, Defended, drawn_for, linearized
 from benchmarks.record import Record, Row
-from lit_recon.bounds import NetworkJacobian, SampledJacobian, unknown_basis
-from lit_recon.clients import ClientSettings, GradientOperator
-from lit_recon.clients.gradient import pure_copy
+from lit_recon.bounds import SampledJacobian, unknown_basis
+from lit_recon.clients import ClientSettings
 from lit_recon.data.sources import CIFAR10
 from lit_recon.data.splits import in_pool
-from lit_recon.defenses import Round
 from lit_recon.models import Backbone
 from lit_recon.models.checkpoint import load_backbone
-from lit_recon.records import Batch, Normalization, Weights
+from lit_recon.records import Normalization
 
 #: Kinds and names of the defenses.
 HIDING = {"drop": "drop 0.9", "prune": "prune 0.9"}
@@ -51,9 +49,8 @@ def contrast_error(image: Tensor, normalization: Normalization) -> float:
 def hidden(model: Backbone, image: Tensor, label: Tensor, defense: str, kind: str) -> Row:
     """The number of directions that no entry tells, and the cosine of the image, without mean color, with them."""
     started = time.process_time()
-    batch, weights = Batch(image, label), Weights.of(model)
-    sampled = SampledJacobian(NetworkJacobian(pure_copy(model, "train"), weights, batch, cross_entropy))
-    round_ = Round(batch, partial(GradientOperator(model, "train"), weights))
+    jacobian, round_ = linearized(model, image, label, "train")
+    sampled = SampledJacobian(jacobian)
     generator = ClientSettings().generator(0)
     information = DEFENSES[kind][defense].released_information(sampled, round_, 1.0, generator).information
     unknown = unknown_basis(information, sampled.rounding(information))

@@ -242,11 +242,13 @@ def hidden(model: Backbone, private: ImageSet, defense: Defense, draws: list[Ten
     return {"images": len(draws), "layers": list(shares), "expected": means[0], "actual": means[1], "apart": apart}
 
 
-def linearized(model: Backbone, image: Tensor, label: Tensor) -> tuple[NetworkJacobian, Round]:
+def linearized(
+    model: Backbone, image: Tensor, label: Tensor, mode: BatchNormMode = "eval"
+) -> tuple[NetworkJacobian, Round]:
     """The Jacobian of the undefended gradient, and the round of its client."""
     weights, batch = Weights.of(model), Batch(image, label)
-    jacobian = NetworkJacobian(pure_copy(model, "eval"), weights, batch, cross_entropy)
-    return jacobian, Round(batch, partial(GradientOperator(model, "eval"), weights))
+    jacobian = NetworkJacobian(pure_copy(model, mode), weights, batch, cross_entropy)
+    return jacobian, Round(batch, partial(GradientOperator(model, mode), weights))
 
 
 def bounds(model: Backbone, image: Tensor, label: Tensor) -> Row:

@@ -20,6 +20,7 @@ from lit_recon.defenses import Round, Stage, per_example_gradients
 from lit_recon.errors import ConfigError, LitReconError
 from lit_recon.experiments.two_layer.settings import Sizes, TwoLayerCell, TwoLayerSettings
 from lit_recon.models.layers import activation_layer
+from lit_recon.noisy_release import norm_of
 from lit_recon.records import Batch, Differentiable, Update
 
 
@@ -153,9 +154,9 @@ def _released(
     if by_example:
         noise /= cell.sizes.batch  # the mean is released, not the sum
     if family.relative:
-        unit = norm_of(jacobian.update)
+        unit = float(norm_of(jacobian.update))
         if by_example:
-            unit = float(np.median([norm_of(single) for single in per_example_gradients(gradient, batch, 1)]))
+            unit = float(np.median([float(norm_of(single)) for single in per_example_gradients(gradient, batch, 1)]))
         defense = family.defense(cell.strength * unit)
     return defense.released_information(jacobian, Round(batch, gradient), noise, generator)
 
@@ -191,14 +192,9 @@ def _likeliest_error(instance: Instance, observed: Update, released: theory.Rele
 
 def _facts(instance: Instance, released: theory.ReleasedInformation) -> tuple[float, float]:
     """Share of the Jacobian's squared norm that is kept, and factor by which clipping shrinks the update."""
-    clip = min(1.0, released.release.bound / norm_of(released.update))
+    clip = min(1.0, released.release.bound / float(norm_of(released.update)))
     if released.release.kept is None:
         return 1.0, clip
     jacobian = theory.TwoLayerJacobian(instance.net, instance.inputs, instance.targets)
     kept = theory.NoisyRelease(1.0, released.release.kept).precision(jacobian.update)
     return float(jacobian.gram(kept).trace() / jacobian.gram().trace()), clip
-
-
-def norm_of(update: Update) -> float:
-    """Euclidean norm of a whole update."""
-    return math.sqrt(sum(float(value.square().sum()) for value in update.values()))

@@ -17,12 +17,13 @@ from lit_recon.experiments.configuration import settings_parser
 from lit_recon.experiments.engine.cluster import ClusterSettings
 from lit_recon.experiments.engine.pieces import Piece
 from lit_recon.experiments.engine.runner import StudyRunner
-from lit_recon.experiments.two_layer.cell import drawn_instance, measured, norm_of, require_bounds
+from lit_recon.experiments.two_layer.cell import drawn_instance, measured, require_bounds
 from lit_recon.experiments.two_layer.page import write_page
 from lit_recon.experiments.two_layer.results import Study
 from lit_recon.experiments.two_layer.settings import TwoLayerCell, TwoLayerSettings, build_cells
 from lit_recon.io.files import write_text
 from lit_recon.modules.loggers import finish, log_grid, log_numbers
+from lit_recon.noisy_release import norm_of
 from lit_recon.privacy import gaussian_mu
 from lit_recon.reporting.provenance import environment
 from lit_recon.reporting.writing import write_metrics
@@ -106,7 +107,7 @@ def _privacy(settings: TwoLayerSettings, base: TwoLayerCell) -> list[dict[str, f
     # GELU's slope is at most 1.129, all other activations' at most 1
     sensitivity = theory.replacement_sensitivity(instance.net, 1.13 if settings.activation == "gelu" else 1.0)
     jacobian = theory.TwoLayerJacobian(instance.net, instance.inputs, instance.targets)
-    norm, size = norm_of(jacobian.update), sum(value.numel() for value in jacobian.update.values())
+    norm, size = float(norm_of(jacobian.update)), sum(value.numel() for value in jacobian.update.values())
     rows = []
     for epsilon in settings.epsilons:
         noise = sensitivity / gaussian_mu(epsilon, settings.delta)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from benchmarks.docs.figures import Content, shown
@@ -13,7 +13,7 @@ from benchmarks.docs.marks import NOT_MEASURED
 from benchmarks.docs.tables import configuration, markdown, oldest_first, row_of, select, table
 from lit_recon.experiments.evaluate.comparison import DefenseComparison, Side, sides_of
 from lit_recon.experiments.evaluate.conclusion import GridNames, conclude, has_result, missing
-from lit_recon.experiments.evaluate.equal_utility import Protection, compare, strengths_of
+from lit_recon.experiments.evaluate.equal_utility import Protection, Strength, compare, strengths_of
 from lit_recon.reporting.plots import COLOURS, MARKS, Plot, Series
 
 Row = Mapping[str, Any]
@@ -199,7 +199,9 @@ def equal_cost(records: Sequence[Content], name: str) -> str:
     defenses = {key: family["title"] for key, family in grid["defenses"].items()}
     names = GridNames(defenses, titles, _strengths(grid), "RMSE", shown)
     cells = select(_rows(records, "evaluation", grid), batch_size=1)
-    said = [*(conclude(names, one) for one in found), *missing(names, _rows(records, "utility"), cells)]
+    trainings = _rows(records, "utility")
+    said = [conclude(names, one, bool(missing(names, trainings, cells, one.side.barred))) for one in found]
+    said += missing(names, trainings, cells)
     verdict = " ".join(said).replace("\N{NO-BREAK SPACE}", " ")
     return "\n\n".join([verdict, *(_side(grid, one) for one in found)])
 
@@ -258,8 +260,7 @@ def cost_plots(records: Sequence[Content]) -> list[Plot]:
 
 
 def _cost_series(grid: Row, records: Sequence[Content], barred: set[str]) -> list[Series]:
-    batches = [row for row in select(_rows(records, "batches", grid), batch_size=1) if row["attack"] not in barred]
-    known = strengths_of(_strengths(grid), _rows(records, "utility"), batches, sign=1)
+    known = _points(grid, records, barred)
     series, points = [], []
     for number, (name, strengths) in enumerate(known.items()):
         # the first point is no defense
@@ -314,24 +315,29 @@ def _strengths(grid: Row) -> dict[str, list[float]]:
     return {name: family["values"] for name, family in grid["defenses"].items()}
 
 
-def _compared(grid: Row, records: Sequence[Content], side: Side) -> DefenseComparison | None:
+def _points(grid: Row, records: Sequence[Content], barred: Collection[str]) -> dict[str, list[Strength]]:
+    """The strengths of every defense against single images, as the attacks that are not `barred` leave them."""
     batches = select(_rows(records, "batches", grid), batch_size=1)
-    batches = [row for row in batches if row["attack"] not in side.barred]
-    values = _strengths(grid)
-    strengths = strengths_of(values, _rows(records, "utility"), batches, sign=1)
-    cells = select(_rows(records, "evaluation", grid), batch_size=1)
+    guess = {row["batch"]: row["mean_image"] for row in batches if "mean_image" in row}
+    cells = [
+        row
+        for row in select(_rows(records, "evaluation", grid), batch_size=1)
+        if row["attack"] not in barred and row["defense"] != _NONE
+    ]
+    stopped = {(row["defense"], row["strength"]) for row in cells}
+    stopped -= {(row["defense"], row["strength"]) for row in cells if row.get("applicable") != "false"}
+    own = [row for row in batches if row["attack"] not in barred]
+    return strengths_of(_strengths(grid), _rows(records, "utility"), own, 1, stopped, [*guess.values()])
 
-    def settled(name: str, strength: float) -> bool:
-        """Whether no attack of the side can work there, so that there is nothing to measure."""
-        own = [row for row in select(cells, defense=name, strength=strength) if row["attack"] not in side.barred]
-        return bool(own) and all(row.get("applicable") == "false" for row in own)
 
+def _compared(grid: Row, records: Sequence[Content], side: Side) -> DefenseComparison | None:
     # a defense is compared once all its strengths are measured
-    known = {}
-    for name, points in strengths.items():
-        told = {point.value for point in points}
-        if None in told and all(value in told or settled(name, value) for value in values[name]):
-            known[name] = points
+    known = {
+        name: points
+        for name, points in _points(grid, records, side.barred).items()
+        if [point.value for point in points] == [None, *_strengths(grid)[name]]
+    }
+    cells = select(_rows(records, "evaluation", grid), batch_size=1)
     if not known:
         return None
     limits = grid.get("max_accuracy_drops", (0.01, 0.02, 0.05, 0.1))

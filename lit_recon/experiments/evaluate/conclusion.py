@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,15 +49,21 @@ def listed(words: Iterable[str]) -> str:
     return f"{', '.join(others)} and {last}" if others else last
 
 
-def conclude(names: GridNames, compared: DefenseComparison) -> str:
-    """Which defense protects best against these attacks, at which cost, and in how many of the draws."""
+def conclude(names: GridNames, compared: DefenseComparison, partial: bool = False) -> str:
+    """Which defense protects best against these attacks, at which cost, and in how many of the draws.
+
+    `partial` says that results are missing, which may change it.
+    """
     side, said = compared.side, _best(names, compared)
     if compared.futile:
         said = "nothing is known: without a defense no attack is better than the nearest public image"
     if side.without:
         servers = f" for {side.servers}" if side.servers else ""
-        return f"Without {side.without} the conclusion{servers} would be: {said}."
-    return f"Against {side.servers}, {said}." if side.servers else f"{said[0].upper()}{said[1:]}."
+        said = f"without {side.without} the conclusion{servers} would be: {said}"
+    elif side.servers:
+        said = f"against {side.servers}, {said}"
+    said = f"as far as measured, {said}" if partial else said
+    return f"{said[0].upper()}{said[1:]}."
 
 
 def _best(names: GridNames, compared: DefenseComparison) -> str:
@@ -94,12 +100,15 @@ def has_result(cell: Row) -> bool:
     return not cell.get("reason") or cell.get("applicable") == "false"
 
 
-def missing(names: GridNames, trainings: Sequence[Row] | None, cells: Sequence[Row]) -> list[str]:
+def missing(
+    names: GridNames, trainings: Sequence[Row] | None, cells: Sequence[Row], barred: Collection[str] = ()
+) -> list[str]:
     """Sentences that name the strengths of a grid without results, and those that lack some of them.
 
     `trainings` are rows of `utility.csv`, None where the grid has no trainings; `cells` are those of `evaluation.csv`
-    for one batch size.
+    for one batch size. Attacks that are `barred` are not missed.
     """
+    attacks = {name: title for name, title in names.attacks.items() if name not in barred}
     unmeasured: dict[str, list[float | None]] = {}
     incomplete: dict[tuple[str, str], list[float | None]] = {}
     levels = [("", None), *((name, value) for name, values in names.strengths.items() for value in values)]
@@ -107,8 +116,8 @@ def missing(names: GridNames, trainings: Sequence[Row] | None, cells: Sequence[R
         own = rows_under(name, value, cells)
         trained = trainings is None or rows_under(name, value, trainings)
         settled = [row for row in own if has_result(row)]
-        without = [names.attacks[row["attack"]] for row in own if row not in settled and row["attack"] in names.attacks]
-        without += [title for attack, title in names.attacks.items() if attack not in {row["attack"] for row in own}]
+        without = [attacks[row["attack"]] for row in own if row not in settled and row["attack"] in attacks]
+        without += [title for attack, title in attacks.items() if attack not in {row["attack"] for row in own}]
         if not settled and without:
             unmeasured.setdefault(name, []).append(value)
         elif lacking := [*dict.fromkeys(without), *(["accuracy"] if not trained else [])]:

@@ -8,7 +8,7 @@ much and not at the nearest strength of the grid.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -32,7 +32,7 @@ class Strength:
         value: the strength; None is no defense.
         losses: of accuracy, in [0, 1], of each training against the one without a defense and with the same seed.
         scores: by attack the metric of every batch, larger for worse reconstructions.
-        is_last: it is the last of the grid's strengths, which may be others than those that have results.
+        is_last: the grid has no larger strength, or only such as no attack is applicable at.
     """
 
     value: float | None
@@ -85,11 +85,18 @@ def strengths_of(
     trainings: Sequence[Mapping[str, Any]],
     batches: Sequence[Mapping[str, Any]],
     sign: int,
+    stopped: Collection[tuple[str, float | None]] = (),
+    guess: Sequence[float] = (),
 ) -> dict[str, list[Strength]]:
     """The strengths of every defense that rows of `utility.csv` and of `batches.csv` have, after no defense.
 
-    `defenses` are the strengths of the grid, in its order. Rows without a defense have no `strength`. `sign` is -1
-    where larger metrics are better reconstructions.
+    Args:
+        defenses: the strengths of the grid, in its order.
+        trainings, batches: the rows; those without a defense have no `strength`.
+        sign: -1 where larger metrics are better reconstructions.
+        stopped: defenses and strengths at which no attack is applicable. They count as an attack that returns the
+            mean public image, and are left out without its metric.
+        guess: the metric of the mean public image, by batch.
     """
     plain = {row["repetition"]: row["accuracy"] for row in trainings if row.get("strength") is None}
 
@@ -99,7 +106,12 @@ def strengths_of(
         scores: dict[str, list[float]] = {}
         for row in attacked:  # attackers who do not know the defense are others than those who do
             scores.setdefault(f"{row['attack']}, {row.get('aware')}", []).append(sign * row["value"])
-        return Strength(value, losses, scores, value in defenses[name][-1:]) if losses and scores else None
+        if guess and (name, value) in stopped:
+            scores = {"mean public image": [sign * one for one in guess]}
+        strengths = [None, *defenses[name]]
+        larger = strengths[strengths.index(value) + 1 :]
+        is_last = len(strengths) > 1 and all((name, one) in stopped for one in larger)
+        return Strength(value, losses, scores, is_last) if losses and scores else None
 
     return {
         name: [found for value in (None, *values) if (found := measured(name, value)) is not None]

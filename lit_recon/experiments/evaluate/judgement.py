@@ -22,6 +22,8 @@ class Level:
     Attributes:
         strongest: the attack with the best reconstructions, if any.
         complete: every attack that is applicable has the metric.
+        none_applies: there are attacks, and none is applicable.
+        guess: the metric of the mean public image, which is what is left where none is; None where it is not known.
     """
 
     evaluation: Evaluation
@@ -29,6 +31,8 @@ class Level:
     strength: float | None
     strongest: CellResult | None
     complete: bool = True
+    none_applies: bool = False
+    guess: float | None = None
 
     @property
     def title(self) -> str:
@@ -62,7 +66,7 @@ class Level:
 
     @property
     def value(self) -> float | None:
-        return self.strongest.number(self.metric.key) if self.strongest else None
+        return self.strongest.number(self.metric.key) if self.strongest else self.guess
 
     @property
     def distance(self) -> float | None:
@@ -87,7 +91,9 @@ class Level:
 
     @property
     def stops(self) -> bool | None:
-        """Whether even the strongest attack is worse than the nearest public image; None: not known."""
+        """Whether no attack is applicable or the strongest is worse than the nearest public image; None: not known."""
+        if self.none_applies and self.metric.baseline:
+            return True
         if self.distance is None or self.baseline is None:
             return None
         worse = self.distance > self.metric.distance(self.baseline)
@@ -102,13 +108,17 @@ def strongest(cells: Sequence[CellResult], metric: LeakageMetric) -> CellResult 
 
 def levels(evaluation: Evaluation, batch_size: int, barred: Collection[str] = ()) -> list[Level]:
     """No defense, then every defense at every strength, for one batch size; attacks `barred` are left out."""
-    out = {*evaluation.networks, *barred}
-    rivals = [cell for cell in evaluation.attacked if cell.batch_size == batch_size and cell.attack not in out]
+    out, metric = {*evaluation.networks, *barred}, evaluation.metric
+    same = [cell for cell in evaluation.attacked if cell.batch_size == batch_size]
+    rivals = [cell for cell in same if cell.attack not in out]
+    guesses = [value for cell in same if (value := cell.number(f"baseline_mean_image_{metric.key}")) is not None]
     found = []
     for defense, strength in evaluation.levels:
         cells = [cell for cell in rivals if (cell.defense, cell.strength) == (defense, strength)]
-        complete = all(cell.number(evaluation.metric.key) is not None for cell in cells if cell.applicable)
-        found.append(Level(evaluation, defense, strength, strongest(cells, evaluation.metric), complete))
+        complete = all(cell.number(metric.key) is not None for cell in cells if cell.applicable)
+        futile = bool(cells) and not any(cell.applicable for cell in cells)
+        guess = guesses[0] if futile and guesses else None
+        found.append(Level(evaluation, defense, strength, strongest(cells, metric), complete, futile, guess))
     return found
 
 
@@ -142,7 +152,11 @@ def verdicts(evaluation: Evaluation) -> list[tuple[str, list[str]]]:
 
 
 def _verdict(name: str, points: Sequence[Level]) -> str:
-    own = [level for level in points if level.defense == name and level.distance is not None]
+    every = [level for level in points if level.defense == name]
+    own = [level for level in every if level.distance is not None]
+    beyond = next((level for level in every if level.none_applies), None)
+    if beyond is not None and beyond not in own:  # no metric of the mean public image
+        return f"behind {beyond.title} no attack is applicable{_cost(beyond)}."
     if not own:
         return "not known, as no attack on it has results."
     plain = next((level for level in points if level.strength is None), None)
@@ -177,6 +191,8 @@ def _verdict(name: str, points: Sequence[Level]) -> str:
         )
     weaker = [level.title for level in judged[judged.index(stopping) + 1 :] if not level.stops]
     odd = f"; some larger strengths do not ({', '.join(weaker)})" if weaker else ""
+    if stopping.none_applies:
+        return f"behind {stopping.title} no attack is applicable{_cost(stopping)}{odd}."
     error, margin = stopping.standard_error, abs((stopping.value or 0.0) - (stopping.baseline or 0.0))
     close = ", a margin within one standard error" if error is not None and margin < error else ""
     return (

@@ -39,15 +39,18 @@ def comparisons(evaluation: Evaluation) -> list[DefenseComparison]:
     sign = -1 if evaluation.metric.measure.higher_is_better else 1
     found = []
     for size in evaluation.batch_sizes:
+        same = [row for row in batches if row["batch_size"] == size]
+        guess = {row["batch"]: row["mean_image"] for row in same if "mean_image" in row}
         for side in evaluation.sides:
             barred = {*evaluation.networks, *side.barred}
-            chosen = [row for row in batches if row["batch_size"] == size and row["attack"] not in barred]
-            defenses = strengths_of(evaluation.strengths, trainings, chosen, sign)
+            chosen = [row for row in same if row["attack"] not in barred]
+            own = levels(evaluation, size, side.barred)
+            stopped = [(level.defense, level.strength) for level in own if level.none_applies]
+            defenses = strengths_of(evaluation.strengths, trainings, chosen, sign, stopped, [*guess.values()])
             known = {name: points for name, points in defenses.items() if len(points) > 1 and points[0].value is None}
             if known and (limits := evaluation.max_accuracy_drops):
                 plain = next(iter(known.values()))[0].strongest
-                first = levels(evaluation, size, side.barred)[0]  # attacks that fail without a defense tell nothing
-                futile = first.strength is None and bool(first.stops)
+                futile = own[0].strength is None and bool(own[0].stops)  # attacks that fail without a defense
                 lines = {limit: compare(known, limit) for limit in limits}
                 found.append(DefenseComparison(size, side, lines, plain, futile))
     return found
@@ -73,8 +76,12 @@ def conclusions(evaluation: Evaluation, compared: Sequence[DefenseComparison]) -
     trainings = rows_of(*utility_table(evaluation)) if planned else None
     found = []
     for size in evaluation.batch_sizes:
-        said = [conclude(names, one) for one in compared if one.batch_size == size]
         own = [cell for cell in cells if cell["batch_size"] == size]
+        said = [
+            conclude(names, one, bool(missing(names, trainings, own, one.side.barred)))
+            for one in compared
+            if one.batch_size == size
+        ]
         said += [*missing(names, trainings, own), *_without_accuracy(evaluation)]
         found += [(f"Batch size {size}", said)] if said else []
     return found
@@ -112,22 +119,30 @@ def _equal_panel(evaluation: Evaluation, compared: DefenseComparison) -> Panel:
         "of each row is highlighted. Below it the interval that holds 90 % of the draws of batches and of seeds, the "
         "strengths, and the share of draws in which the defense is the best. > stands where the largest strength of "
         "the grid costs less."
-        f"{_unknown(evaluation, compared.batch_size)}",
+        f"{_unknown(evaluation, compared)}",
         header=["Points", *(evaluation.defenses[name] for name in names)],
         rows=rows,
     )
 
 
-def _unknown(evaluation: Evaluation, size: int) -> str:
+def _unknown(evaluation: Evaluation, compared: DefenseComparison) -> str:
     """What the values and their intervals do not contain."""
-    left = []
+    left, size = list[str](), compared.batch_size
     if not any(len(evaluation.losses(*level)) > 1 for level in evaluation.levels if level[1] is not None):
         left.append("each strength was trained once, so that the chance of training is not in the intervals")
     if any(cell.has_one_batch for cell in evaluation.attacked if cell.batch_size == size):
         left.append("from a single batch no interval is known")
-    levels = [level for level in evaluation.levels if level[1] is not None and not evaluation.losses(*level)]
-    if levels:
-        left.append(f"left out, without an accuracy: {', '.join(evaluation.title(*level) for level in levels)}")
+    trained = [level for level in levels(evaluation, size, compared.side.barred) if level.strength is not None]
+    futile = [level for level in trained if level.none_applies]
+    remarks = {
+        "left out, without an accuracy": [level for level in trained if level.cost is None],
+        "left out, as no attack is applicable": [one for one in futile if one.guess is None],
+        "no attack is applicable, so that the mean public image counts": [
+            one for one in futile if one.guess is not None
+        ],
+        "without the results of some attacks": [level for level in trained if not level.complete],
+    }
+    left += [f"{said}: {', '.join(one.title for one in some)}" for said, some in remarks.items() if some]
     return "".join(f" {text[0].upper()}{text[1:]}." for text in left)
 
 
@@ -147,14 +162,20 @@ def utility_table(evaluation: Evaluation) -> tuple[list[str], list[list[object]]
 
 
 def batch_table(evaluation: Evaluation) -> tuple[list[str], list[list[object]]]:
-    """Header and rows, one per attacked batch, with the mean over its images of the metric that ranks attacks."""
+    """Header and rows, one per attacked batch, with the mean over its images of the metric that ranks attacks.
+
+    Beside it stands that of the mean public image; for metrics other than RMSE its mean over all images.
+    """
     key = evaluation.metric.key
     rows: list[list[object]] = []
     for cell in evaluation.attacked:
         if (mean := cell.number(key)) is not None:
             identity = [cell.defense, cell.strength, cell.attack, _aware(cell), cell.batch_size]
-            rows += [[*identity, batch, value] for batch, value in (cell.batches(key) or {0: mean}).items()]
-    return ["defense", "strength", "attack", "aware", "batch_size", "batch", "value"], rows
+            guesses = cell.batches("mean_image_rmse") if key == "rmse" else {}
+            guess = cell.number(f"baseline_mean_image_{key}")
+            for batch, value in (cell.batches(key) or {0: mean}).items():
+                rows.append([*identity, batch, value, guesses.get(batch, guess)])
+    return ["defense", "strength", "attack", "aware", "batch_size", "batch", "value", "mean_image"], rows
 
 
 def _aware(cell: CellResult) -> str | None:

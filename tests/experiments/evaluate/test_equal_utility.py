@@ -103,6 +103,22 @@ def test_a_line_ends_at_the_last_strength_of_the_grid_alone() -> None:
         assert compare(strengths_of({"noise": strengths}, rows, attacked, sign=1), 0.1)["noise"].ends == ends
 
 
+def test_a_strength_that_leaves_no_attack_counts_as_the_mean_public_image() -> None:
+    """Without its metric the strength is left out, and ">" says that it may protect better."""
+    rows: list[dict[str, Any]] = [{"defense": "none", "repetition": 0, "accuracy": 0.9, "attack": "a", "value": 0.1}]
+    noise = {**rows[0], "defense": "noise"}
+    trainings = [*rows, {**noise, "strength": 0.2}, {**noise, "strength": 0.3, "accuracy": 0.85}]
+    attacked = [*rows, {**noise, "strength": 0.2, "value": 0.2}]
+    for guess, value, place in ([0.3, 0.5], 0.4, (0.3,)), ([], 0.2, (0.2,)):
+        for sign in (1, -1):
+            lines = strengths_of({"noise": [0.2, 0.3]}, trainings, attacked, sign, [("noise", 0.3)], guess)
+            assert lines["noise"][-1].strongest == pytest.approx(sign * value)
+            assert lines["noise"][-1].is_last
+            if sign == 1:
+                found = compare(lines, 0.1)["noise"]
+                assert (found.value, found.strengths, found.ends) == (pytest.approx(value), place, True)
+
+
 def test_one_batch_gives_no_interval() -> None:
     points = [Strength(None, [0.0], {"one": [0.1]}), Strength(1.0, [0.0], {"one": [0.2]})]
     assert compare({"d": points}, 0.1)["d"].interval is None

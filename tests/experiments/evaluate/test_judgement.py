@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -113,8 +114,10 @@ def test_defenses_are_compared_at_equal_cost(evaluated: RunFolder) -> None:
     assert [texts(entries) for entries in table.rows] == [["≤ 2", "0.098", "0.150"], ["≤ 20", "> 0.250", "0.150"]]
     assert table.lead.endswith(
         "> stands where the largest strength of the grid costs less. Each strength was trained once, "
-        "so that the chance of training is not in the intervals. Left out, without an accuracy: noise 1."
+        "so that the chance of training is not in the intervals. Left out, without an accuracy: noise 1. "
+        "Without the results of some attacks: noise 0.1."
     )
+    assert "some attacks" not in honest.lead
     assert [marks(entries).index("ours") for entries in table.rows] == [2, 1]
     first = table.rows[0][1]
     assert isinstance(first, TableCell)
@@ -123,11 +126,12 @@ def test_defenses_are_compared_at_equal_cost(evaluated: RunFolder) -> None:
     assert title == "Batch size 2"
     assert len(said) == 3
     assert said[0] == (
-        "Against any server, noise protects best at a cost of at most 2 points (RMSE 0.150, best in 100 % of the draws)"
-        "; pruning protects best at a cost of at most 20 points (0.250, best in 100 %); without a defense RMSE is "
-        "0.040."
+        "As far as measured, against any server, noise protects best at a cost of at most 2 points (RMSE 0.150, best "
+        "in 100 % of the draws); pruning protects best at a cost of at most 20 points (0.250, best in 100 %); without "
+        "a defense RMSE is 0.040."
     ).replace(" %", "\N{NO-BREAK SPACE}%")
-    assert said[1].startswith("Against honest servers, noise protects best at a cost of at most 2 points (RMSE 0.150")
+    honest_said = "As far as measured, against honest servers, noise protects best at a cost of at most 2 points (RMSE "
+    assert said[1].startswith(honest_said)
     assert said[1].endswith("; without a defense RMSE is 0.050.")
     assert said[2] == "Incomplete: noise 0.1 (Far missing); noise 1 (accuracy missing)."
 
@@ -138,7 +142,8 @@ def test_attacks_that_fail_without_a_defense_rank_nothing(evaluated: RunFolder) 
     evaluation = Evaluation.read(evaluated)
     ((_, (every, honest, _)),) = conclusions(evaluation, comparisons(evaluation))
     said = "nothing is known: without a defense no attack is better than the nearest public image."
-    assert (every, honest) == (f"Against any server, {said}", f"Against honest servers, {said}")
+    start = "As far as measured, against"
+    assert (every, honest) == (f"{start} any server, {said}", f"{start} honest servers, {said}")
 
 
 def test_comparisons_are_repeated_without_an_attack(evaluated: RunFolder) -> None:
@@ -153,9 +158,10 @@ def test_comparisons_are_repeated_without_an_attack(evaluated: RunFolder) -> Non
         "At equal utility, batch size 2, without Far",
     ]
     ((_, (all_of_them, others, _)),) = conclusions(evaluation, comparisons(evaluation))
-    assert all_of_them.startswith("Noise protects best at a cost of at most 2 points (RMSE 0.150, best in ")
+    said = "noise protects best at a cost of at most 2 points (RMSE 0.150, best in "
+    assert all_of_them.startswith(f"As far as measured, {said}")
     assert all_of_them.endswith("; without a defense RMSE is 0.040.")
-    assert others.startswith("Without Far the conclusion would be: noise protects best at a cost of at most 2 points (")
+    assert others.startswith(f"As far as measured, without Far the conclusion would be: {said}")
     assert others.endswith("; without a defense RMSE is 0.050.")
 
 
@@ -205,6 +211,28 @@ def test_a_margin_within_the_error_is_called_so(evaluated: RunFolder, margin: fl
     said = dict(verdicts(Evaluation.read(evaluated)))["pruning"][0]
     assert "pruning 0.99 stops" in said
     assert ("within one standard error" in said) == close
+
+
+@pytest.mark.parametrize("guess", [0.35, None])
+def test_where_no_attack_is_applicable_the_mean_public_image_is_left(guess: float | None) -> None:
+    known = {} if guess is None else {"baseline_mean_image_rmse": guess}
+    evaluation = judged({0.5: 0.01, 1.0: 0.03}, limits=[0.02, 0.1], **known)
+    last = evaluation.cells[-1]
+    refused = replace(last, applicable=False, metrics={}, reason="there is nothing to match")
+    evaluation = replace(evaluation, cells=[*evaluation.cells[:-1], refused])
+    level = levels(evaluation, 4)[-1]
+    assert (level.value, level.stops, level.attack) == (guess, True, "none")
+    ((_, (said,)),) = verdicts(evaluation)
+    assert said.endswith("behind noise 1 no attack is applicable, and costs 3.0 percentage points of accuracy.")
+    (compared,) = comparisons(evaluation)
+    (panel,) = equal_utility(evaluation, [compared])
+    half = "0.150" if guess is None else "0.250"  # half way between the strengths
+    assert [texts(row)[1] for row in panel.rows] == [
+        f"{'> ' * (guess is None)}{half}",
+        "> 0.350" if guess else "> 0.150",
+    ]
+    counts = "No attack is applicable, so that the mean public image counts"
+    assert panel.lead.endswith(f"{counts if guess else 'Left out, as no attack is applicable'}: noise 1.")
 
 
 def test_servers_are_told_apart(evaluated: RunFolder) -> None:

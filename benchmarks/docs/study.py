@@ -175,7 +175,9 @@ def optimal_defenses(record: Content) -> str:
         defense, strength = row["defense"], row.get("strength")
         trained = select(tables["utility"], defense=defense, strength=strength)
         accuracy = _spread(trained, "accuracy", ".1%") or "–"
-        lines.append([title_of(grid, defense, strength), shown(row["mse"]), shown(row["psnr"], ".1f"), accuracy])
+        error = _error([one["value"] for one in select(tables["batches"], defense=defense, strength=strength)])
+        mse = f"{shown(row['mse'])} ± {shown(error)}"
+        lines.append([title_of(grid, defense, strength), mse, shown(row["psnr"], ".1f"), accuracy])
     return markdown(["defense", "MSE", "PSNR", "accuracy"], lines)
 
 

@@ -280,9 +280,9 @@ def test_a_defense_is_best_only_among_all_of_the_paper() -> None:
     text = (
         "| points at most | clipping | gradient dropout | Gaussian noise | pruning |\n| --- | --- | --- | --- | --- |\n"
         "| 1 | 0.1 (at none) | 0.1 (at none) | 0.1 (at none) | 0.1 (at none) |\n"
-        "| 2 | 0.1 (at 8) | 0.2 (at 0.3) | 0.2 (at 0.01) | **> 0.3** (at 0.99) |"
+        "| 2 | 0.1 (at 8) | 0.2 (at 0.3) | 0.2 (at 0.01) | **> 0.3** (at 0.99, 0.2 to 0.4, best in 98 %) |"
     )
-    assert liu2025.best_defenses(text) == "none at 1; pruning at 2"
+    assert liu2025.best_defenses(text) == "none at 1; pruning at 2 (best in 98 %)"
     assert liu2025.best_defenses(text.replace("clipping", "local steps")) == ""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Callable, Sequence
 
@@ -204,7 +205,7 @@ def _bounds(record: Content, defense: str) -> str:
 
 
 def best_defenses(text: str) -> str:
-    """The defense with the largest error for each limit, from a table of `study.equal_cost`.
+    """The defense with the largest error for each limit, and how often it is, from a table of `study.equal_cost`.
 
     Empty before all defenses of the paper are in it.
     """
@@ -215,11 +216,12 @@ def best_defenses(text: str) -> str:
     ]
     if not set(_COMPARED) <= set(header):
         return ""
-    best = {
-        limit: next((title for title, cell in zip(header[1:], cells, strict=True) if "**" in cell), "none")
-        for limit, *cells in rows
-    }
-    return "; ".join(f"{title} at {limit}" for limit, title in best.items())
+    best = []
+    for limit, *cells in rows:
+        title, cell = next((pair for pair in zip(header[1:], cells, strict=True) if "**" in pair[1]), ("none", ""))
+        share = re.search(r"best in \d+ %", cell)
+        best.append(f"{title} at {limit}{f' ({share[0]})' if share else ''}")
+    return "; ".join(best)
 
 
 def _cost(records: str, name: str, side: str = "") -> Compute:

@@ -5,11 +5,11 @@
 Every cell has its own draws of test images of CIFAR-10, but for single images behind noise: the first of these are the
 images of the bound, so that the two compare. The kinds of defenses have records of their own, so that several processes
 can share the work. The kinds `bound`, `bound_optimal_noise` and `bound_masks` are no defenses: they are the Cramer-Rao
-bound for Gaussian noise and for DP-SGD, that for optimal gradient noise of known variances, and what updates without
-noise leave undetermined. The kind `likelihood` goes on from single images that were found behind noise, by the
-likelihood of the whole update in place of patches; `hidden_span` compares the share of the patches' span that noise is
-expected to hide with what it does hide. The attacks are those of `configs/attack/feature_maps.yaml` but for
-the last: the deep image prior that they make way to is no part of this table.
+bound for noise of one size, alone or behind clipping, that for optimal gradient noise of known variances, and what
+updates without noise leave undetermined. The kind `likelihood` goes on from single images that were found behind noise,
+by the likelihood of the whole update in place of patches; `hidden_span` compares the share of the patches' span that
+noise is expected to hide with what it does hide. The attacks are those of `configs/attack/feature_maps.yaml` but the
+last one: the deep image prior that they make way to is no part of this table.
 """
 
 from __future__ import annotations
@@ -101,9 +101,11 @@ DEFENSES: dict[str, dict[str, Defense]] = {
     "clip": {f"clip {bound:g}": GradientClipping(bound) for bound in (2, 4, 8)},
     "chain": {
         "clip 4, prune 0.5, drop 0.3": Chain([GradientClipping(4.0), GradientPruning(0.5), GradientDropout(0.3)]),
-        "clip 4, noise 0.001": Chain([GradientClipping(4.0), GaussianNoise(0.001)]),
     },
-    "laplace": {"Laplace noise 0.001": LaplaceNoise(0.001)},
+    "other_noise": {
+        "clip 4, noise 0.001": Chain([GradientClipping(4.0), GaussianNoise(0.001)]),
+        "Laplace noise 0.001": LaplaceNoise(0.001),
+    },
     "several": dict.fromkeys(SEVERAL, Defense()),
 }
 #: The client's BatchNorm mode `train` where the attacker also has the statistics of its batch, as in Liu et al. 2025.
@@ -114,7 +116,7 @@ BOUND_IMAGES = {BOUND: 4, BOUND_OPTIMAL: 4, BOUND_MASKS: 2}
 #: The kinds of single images behind noise: what follows on images found, and what noise hides of the patches' span.
 FOLLOWED, HIDDEN = "likelihood", "hidden_span"
 #: The kinds of defenses that add noise. Gradients of images differ by factors, and errors behind noise by the same.
-NOISY = ("noise", "optimal_noise", "dpsgd")
+NOISY = ("noise", "optimal_noise", "dpsgd", "other_noise")
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,7 @@ def cells(kind: str) -> Iterator[Defended]:
             for mode in (*get_args(BatchNormMode), KNOWN):
                 if mode == KNOWN and kind in ("several", "local"):
                     continue
-                if mode == "eval" or number % 2 == 1 or len(DEFENSES[kind]) == 1 or (mode == KNOWN and batch == 1):
+                if mode == "eval" or number % 2 == 1 or len(DEFENSES[kind]) <= 2 or (mode == KNOWN and batch == 1):
                     yield Defended(name, batch, mode, draws)
 
 
@@ -252,14 +254,14 @@ def linearized(
 
 
 def bounds(model: Backbone, image: Tensor, label: Tensor) -> Row:
-    """The Cramer-Rao errors of one image `(1, 3, 32, 32)` behind noise and DP-SGD, without and with a prior."""
+    """The Cramer-Rao errors of one image `(1, 3, 32, 32)` behind noise of one size, without and with a prior."""
     started = time.process_time()
     jacobian, round_ = linearized(model, image, label)
     size = rounded(jacobian, jacobian.gram())
     found: dict[str, Tensor] = {}
-    for name, defense in (DEFENSES["noise"] | DEFENSES["dpsgd"]).items():
-        generator = ClientSettings().generator(0)  # of masks, which neither of these defenses draws
-        released = defense.released_information(jacobian, round_, defense.released_std(1), generator)
+    for name, defense in (DEFENSES["noise"] | DEFENSES["dpsgd"] | DEFENSES["other_noise"]).items():
+        # all have noise of their own, and draw no masks
+        released = defense.released_information(jacobian, round_, 1.0, ClientSettings().generator(0))
         found[name] = released.information
     return {**errors(found, size), "seconds": round(time.process_time() - started, 1)}
 

@@ -46,16 +46,20 @@ def gradient(model: Backbone, image: Tensor, label: Tensor, bound: float) -> Ten
 def test_bounds_are_those_of_a_dense_jacobian() -> None:
     torch.manual_seed(0)
     model = Backbone(Shallow(4, 16), 5, Normalization((0.5,) * 3, (0.25,) * 3)).eval()
+    with torch.no_grad():
+        model.head.weight *= 10
     image, label = torch.rand(1, 3, 4, 4), torch.tensor([2])
-    assert gradient(model, image, label, 1e9).norm() > 1  # so that DP-SGD clips it
+    assert gradient(model, image, label, 1e9).norm() > 4  # so that it is clipped
     found = bounds(model, image, label)
     grams = {}
-    for clip in (1.0, 1e9):
+    assert found["defenses"][-2:] == ["clip 4, noise 0.001", "Laplace noise 0.001"]
+    for clip in (1.0, 4.0, 1e9):
         released = partial(gradient, model, label=label, bound=clip)
         jacobian = torch.autograd.functional.jacobian(released, image).flatten(1).double()
         grams[clip] = jacobian.T @ jacobian
     for name, free, with_prior in zip(found["defenses"], found["cramer_rao"], found["van_trees"], strict=True):
-        information = grams[1.0 if name.startswith("DP-SGD") else 1e9] / float(name.split()[-1]) ** 2
+        clip = {"DP-SGD": 1.0, "clip": 4.0}.get(name.split()[0], 1e9)
+        information = grams[clip] / float(name.split()[-1]) ** 2  # of Laplace noise, too
         # three digits are recorded, and products are in single precision
         assert free == pytest.approx(float(torch.linalg.inv(information).trace() / 48) ** 0.5, rel=0.02)
         known = information + torch.eye(48).double() / PIXEL_VARIANCE
@@ -127,6 +131,7 @@ def test_the_first_single_images_behind_noise_are_those_of_the_bound() -> None:
     for kind, name in (
         ("noise", "noise 0.001"),
         ("dpsgd", "DP-SGD with C = 1, noise 0.001"),
+        ("other_noise", "Laplace noise 0.001"),
         ("local", "3 local steps"),
     ):
         [single] = [cell for cell in cells(kind) if (cell.defense, cell.batch, cell.batch_norm) == (name, 1, "eval")]

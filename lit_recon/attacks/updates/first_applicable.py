@@ -23,9 +23,10 @@ class FirstApplicable(Attack):
     Applicability is known before the first iteration and without the true images: feature maps that the gradient does
     not determine, a missing layer, missing knowledge. The notes of a reconstruction begin with why others do not apply.
 
-    An attack that knows of some of its images that they are not the true ones (`Reconstruction.certified`) makes way to
-    the next applicable one, which begins where it ended if it can (`Attack.follow`), and whose images replace those if
-    the update of the batch is then closer to the observed one; without a next one its images stay, with a note.
+    An attack with images that are not certified (`certified` false for some, `final` false; see `unsolved`) is followed
+    by the next applicable one, which begins where it ended if it can (`Attack.follow`). Certified images stay. The
+    others are replaced if the update of the batch is then closer to the observed one. If no next attack is applicable,
+    all images stay, with a note. An attack that never certifies (`certified` None) is never followed.
 
     Args:
         attacks: two or more, none itself such a list, the strongest first. The error of the last one is raised where
@@ -71,7 +72,7 @@ class FirstApplicable(Attack):
             except (UnsupportedModelError, ThreatModelError) as error:
                 reasons.setdefault(str(error), []).append(str(number + 1))
                 continue
-            then = partial(self._make_way, number, run, execution)
+            then = partial(self._followed_by_next, number, run, execution)
             return replace(run, reasons=self._told(reasons), then=then)
         return replace(begun(self.last), reasons=self._told(reasons))
 
@@ -82,13 +83,13 @@ class FirstApplicable(Attack):
             for reason, numbers in reasons.items()
         )
 
-    def _make_way(
+    def _followed_by_next(
         self, number: int, run: AttackRun, execution: Way | None, found: list[Reconstruction]
     ) -> AttackRun | None:
         """What follows on the results of attack `number`: its own further runs, then the next attack."""
         following = run.then(found)
         if following is not None:
-            return replace(following, then=partial(self._make_way, number, following, execution))
+            return replace(following, then=partial(self._followed_by_next, number, following, execution))
         stuck = unsolved(found)
         if not stuck:
             return None

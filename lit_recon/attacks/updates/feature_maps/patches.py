@@ -23,7 +23,7 @@ from lit_recon.attacks.updates.feature_maps.patch_penalty import AMPLE, SOLVED, 
 from lit_recon.attacks.updates.feature_maps.spans import spans_of_first_step
 from lit_recon.attacks.updates.noise import edge, hidden_shares, noise_of, singular_values
 from lit_recon.errors import ConfigError, UnsupportedModelError
-from lit_recon.records import Observation
+from lit_recon.records import Noise, Observation
 
 #: Number of layers with completed rows from which on the search leaves rows with hidden entries out.
 _ENOUGH_LAYERS = 2
@@ -47,15 +47,17 @@ class PatchMatching:
         tempered: above 0 and at most 1, share of the iterations over which the assumed noise falls to that of the
             update.
         patience: above 0 and at most 1, share of the iterations after which a search ends that is stuck.
-        further: further starts for images that are not certified, and for single ones that leave more than known noise,
-            as many again after one that certifies another image; from those found so far if there are several images,
-            or if they nearly explain the gradients: behind local steps always, else once from the same ones.
+        further: number of further starts while images are not certified, or while a single image leaves more of the
+            gradients than known noise. It is counted anew after a start that certifies more images than those before.
+            Without noise, a start begins with the images found if the batch has several, or if a single image nearly
+            explains the gradients: with local steps every time, otherwise once from the same image. Otherwise see
+            `approach`.
         approach: iterations of gradient matching from whose images the first further start of a single image begins, in
             turn with random images; 0: random images alone.
-        least_hidden: expected share of the patches' span that noise hides, in the mean of the layers, below which the
-            attack is not applicable: without a strong prior it finds more.
-        most_hidden: the same from which on it is not; null: always applicable, as the likelihood of all entries and a
-            strong prior may tell more than singular values.
+        least_hidden: not applicable if noise is expected to hide a smaller share of the patches' span (mean over
+            layers); for attacks meant for strong noise only, as others find more behind weak noise.
+        most_hidden: not applicable if noise is expected to hide at least this share, above `least_hidden`, at most 1;
+            null: no limit, as the likelihood of all entries and a strong prior may tell more than singular values.
     """
 
     def __init__(
@@ -77,7 +79,8 @@ class PatchMatching:
             )
         if further < 0 or approach < 0:
             raise ConfigError(f"PatchMatching needs further and approach of at least 0; got {further} and {approach}")
-        if not 0 <= least_hidden < min(1.0, most_hidden or 1.0) or (most_hidden or 1.0) > 1:
+        limit = 1.0 if most_hidden is None else most_hidden
+        if not 0 <= least_hidden < limit <= 1:
             raise ConfigError(
                 "PatchMatching needs least_hidden of at least 0 and below most_hidden, which is at most 1 or null; got "
                 f"{least_hidden:g} and {most_hidden}"
@@ -133,6 +136,12 @@ class PatchMatching:
             if self.least_hidden:
                 raise UnsupportedModelError("there is no noise to hide the maps")
             return _without_noise(penalty, unbounded if penalty.local_steps else rows, f"{note}; no noise")
+        return self._behind_noise(penalty, rows, noise, given, note)
+
+    def _behind_noise(
+        self, penalty: PatchPenalty, rows: tuple[ObservedRows, ...], noise: Noise, given: bool, note: str
+    ) -> PatchPenalty:
+        """The same with noise, if it hides neither too much of the maps nor too little; `given`: it is known."""
         # an estimate may be the small singular values of gradients without noise
         exact = None if given else _without_noise(penalty, rows, note)
         how = f"{'known' if given else 'estimated'} standard deviation {noise.std:.3g}"
@@ -140,19 +149,25 @@ class PatchMatching:
             # loaded only behind noise that is not known
             from lit_recon.attacks.updates.feature_maps.heavy_tails import UNIT, HeavyTails
 
-            if tails := HeavyTails.of(judged, update):
+            if tails := HeavyTails.of(penalty.judged, penalty.observation.update):
                 penalty = replace(penalty, judged=tails.first, searched=tails.first, tails=tails)
                 rows, noise = penalty.judged.rows, UNIT
                 how = f"heavy tails, {tails.scale:.3g} once outliers are pulled in; rows are matched in units of it"
         hidden = {one.layer.name: hidden_span(one, noise.std) for one in rows if one.observed is None}
         share = mean(float(shares.mean()) for shares in hidden.values()) if hidden else 0.0
         if self.most_hidden is not None and share >= self.most_hidden:
-            left = "nothing is left of the maps: no layer's gradient has singular values above"
+            left = f"nothing is left of the maps: no layer's gradient has singular values above noise of {how}"
             if share < 1:
-                left = f"too little is left of the maps: {share:.0%} of their span, more than here, is hidden by"
-            raise UnsupportedModelError(f"{left} noise of {how}")
+                left = (
+                    f"too little is left of the maps: {share:.0%} of their span, at least "
+                    f"most_hidden={self.most_hidden:g}, is hidden by noise of {how}"
+                )
+            raise UnsupportedModelError(f"{left}: match gradients with an image prior")
         if share < self.least_hidden:
-            raise UnsupportedModelError(f"noise of {how} hides {share:.0%} of the maps' span, less than here")
+            raise UnsupportedModelError(
+                f"only {share:.0%} of the maps' span, less than least_hidden={self.least_hidden:g}, is hidden by noise "
+                f"of {how}: take PatchMatching with least_hidden 0"
+            )
         note = f"{note}; noise of {how}"
         if told := [f"{name} {float(shares.mean()):.2g}" for name, shares in hidden.items()]:
             note += f"; expected share of the patches' span that it hides: {', '.join(told)}"

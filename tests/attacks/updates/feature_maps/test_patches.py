@@ -262,11 +262,13 @@ def test_noise_decides_which_prior_is_strong_enough(images: Tensor) -> None:
         seen = victim(images[:1], GaussianNoise(std))
         able, unable = (strong, weak) if hidden else (weak, strong)
         assert able.prepare(seen).noise is not None
-        with pytest.raises(UnsupportedModelError, match=r"is left of the maps" if hidden else r"hides \d+% .* less"):
+        much = r"(nothing|\d+% of their span, at least most_hidden=0.5,).*: match gradients with an image prior"
+        little = r"only \d+% .*, less than least_hidden=0.5, .*: take PatchMatching with least_hidden 0"
+        with pytest.raises(UnsupportedModelError, match=much if hidden else little):
             unable.prepare(seen)
     with pytest.raises(UnsupportedModelError, match="there is no noise to hide the maps"):
         strong.prepare(victim(images[:1], None))
-    for wrong in ((1.0, None), (-0.1, 1.0), (0.5, 0.5), (0.0, 1.1)):
+    for wrong in ((1.0, None), (-0.1, 1.0), (0.5, 0.5), (0.0, 1.1), (0.0, 0.0)):
         with pytest.raises(ConfigError, match="least_hidden of at least 0 and below most_hidden"):
             PatchMatching(least_hidden=wrong[0], most_hidden=wrong[1])
 

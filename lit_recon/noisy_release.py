@@ -19,8 +19,8 @@ class NoisyRelease:
     """A release of an update: clipping as one vector, then dropping of coordinates, then independent noise.
 
     Attributes:
-        std: standard deviation of normal noise, or scale of Laplace noise, above 0: one number, or one per coordinate
-            in the update's shapes. None: no noise, of which there is no information.
+        scale: standard deviation of normal noise, mean absolute value of Laplace noise, as `Noise.scale`: above 0, one
+            number, or one per coordinate in the update's shapes. None: no noise, of which there is no information.
         kept: coordinates that are released, treated as fixed and known; None: all.
         bound: largest norm of the update, absolute.
         constant: values that are released whatever the update is, 0 on kept coordinates; None: zeros.
@@ -28,7 +28,7 @@ class NoisyRelease:
         notes: information that is left out.
     """
 
-    std: float | Mapping[str, Tensor] | None = None
+    scale: float | Mapping[str, Tensor] | None = None
     kept: Mapping[str, Tensor] | None = None
     bound: float = math.inf
     constant: Mapping[str, Tensor] | None = None
@@ -36,18 +36,19 @@ class NoisyRelease:
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        values = [torch.tensor(self.std)] if isinstance(self.std, float | int) else list((self.std or {}).values())
+        own = self.scale
+        values = [torch.tensor(own)] if isinstance(own, float | int) else list((own or {}).values())
         if not all(bool((value > 0).all()) and bool(value.isfinite().all()) for value in values):
             raise ConfigError(
-                "a release needs noise with a positive, finite standard deviation on every coordinate: without noise "
-                "an update may determine its inputs exactly, and the only bound is 0"
+                "a release needs noise with a positive, finite scale on every coordinate: without noise an update may "
+                "determine its inputs exactly, and the only bound is 0"
             )
         if not self.bound > 0:
             raise ConfigError(f"a release needs a clipping bound above 0; got {self.bound:g}: it would be zero")
 
     def with_noise(self, std: float) -> NoisyRelease:
         """The same, with normal noise of this standard deviation where it has none."""
-        return self if self.std is not None else replace(self, std=std, family="gaussian")
+        return self if self.scale is not None else replace(self, scale=std, family="gaussian")
 
     def masked(self, other: NoisyRelease) -> NoisyRelease:
         """This release without noise, and then only what `other` keeps, which neither clips nor has noise."""
@@ -82,24 +83,24 @@ class NoisyRelease:
         return waiting[0] - waiting[1]
 
     def _scale(self, name: str) -> float | Tensor:
-        if self.std is None:
-            raise ConfigError("there is no information about a release without noise: give it a standard deviation")
-        return self.std if isinstance(self.std, float | int) else self.std[name]
+        if self.scale is None:
+            raise ConfigError("there is no information about a release without noise: give it a scale")
+        return self.scale if isinstance(self.scale, float | int) else self.scale[name]
 
     def precision(self, update: Update) -> Update:
         """The information in every coordinate of an update about its mean, 0 where it is dropped.
 
-        It is `1 / std^2` for both families: a Laplace variable of scale `b` has the information `1 / b^2`.
+        It is `1 / scale^2` for both families.
         """
         weights = {}
         for name, value in update.items():
-            std = self._scale(name) if not isinstance(self.std, Mapping) or name in self.std else None
+            scale = self._scale(name) if not isinstance(self.scale, Mapping) or name in self.scale else None
             kept = torch.ones_like(value) if self.kept is None else self.kept.get(name)
-            if std is None or kept is None or {getattr(std, "shape", value.shape), kept.shape} != {value.shape}:
+            if scale is None or kept is None or {getattr(scale, "shape", value.shape), kept.shape} != {value.shape}:
                 raise ShapeError(
                     f"noise and mask must have the names and shapes of the update; they differ in {name!r}"
                 )
-            weights[name] = kept.to(value.dtype) / std**2
+            weights[name] = kept.to(value.dtype) / scale**2
         return weights
 
 

@@ -166,10 +166,10 @@ def fisher_information(jacobian: Jacobian, release: NoisyRelease) -> Tensor:
 
     Source: [Liu2025], equation 27 and appendix E.
     """
-    std, weights = release.std, release.precision(jacobian.update)
+    scale, weights = release.scale, release.precision(jacobian.update)
     # the closed form for a scalar is much cheaper
-    if isinstance(std, float | int) and release.kept is None:
-        return _released_gram(jacobian, release, std**-2)
+    if isinstance(scale, float | int) and release.kept is None:
+        return _released_gram(jacobian, release, scale**-2)
     return _released_gram(jacobian, release, weights)
 
 

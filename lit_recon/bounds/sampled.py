@@ -44,8 +44,8 @@ class SampledJacobian(Jacobian):
         Clipping subtracts a multiple of the gradient from every change of it. Here the multiple is the one that leaves
         least of the drawn entries' change: the others, which would show another one, are not looked at.
         """
-        std, kept, bound = release.std, release.kept, release.bound
-        if not isinstance(std, float | int):
+        scale, kept, bound = release.scale, release.kept, release.bound
+        if not isinstance(scale, float | int):
             raise ConfigError("some entries of an update bound the information for noise of one size alone")
         values = self._joined(self.update).to(self._rows)
         numbers = torch.arange(len(values)) if kept is None else self._joined(kept).nonzero()[:, 0]
@@ -57,7 +57,7 @@ class SampledJacobian(Jacobian):
         if norm > bound:
             unit = own / own.norm().clamp_min(torch.finfo(own.dtype).tiny)
             rows = bound / norm * (rows - torch.outer(unit, unit @ rows))
-        found: Tensor = rows.T @ rows / std**2
+        found: Tensor = rows.T @ rows / scale**2
         return found
 
     def rounding(self, information: Tensor) -> float:

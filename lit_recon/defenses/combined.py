@@ -152,7 +152,7 @@ class Chain(Defense):
     ) -> tuple[Jacobian, NoisyRelease]:
         release, notes, before = NoisyRelease(), list[str](), None
         for defense in (one for one in self.defenses if one.stages):
-            if release.std is not None:
+            if release.scale is not None:
                 raise ConfigError(f"no bound is known for {defense} after noise: list the noise last")
             if before is not None and Stage.PER_EXAMPLE in defense.stages:
                 # the Jacobian after the first of them is that of a mean
@@ -161,7 +161,7 @@ class Chain(Defense):
             moved = jacobian.after(release)
             given, found = defense.linearized(moved, round_, generator)
             notes += found.notes
-            masks = given is moved and found.std is None and found.bound == math.inf
+            masks = given is moved and found.scale is None and found.bound == math.inf
             jacobian, release = (jacobian, release.masked(found)) if masks else (given, found)
         return jacobian, replace(release, notes=tuple(dict.fromkeys(notes)))
 

@@ -64,7 +64,7 @@ def test_a_release_without_noise_has_no_information_to_speak_of(std: float) -> N
     with pytest.raises(ConfigError, match="only bound is 0"):
         NoisyRelease(std)
     assert NoisyRelease(family="laplace").with_noise(0.5) == NoisyRelease(0.5)  # a scale of 0 leaves normal noise
-    with pytest.raises(ConfigError, match="give it a standard deviation"):
+    with pytest.raises(ConfigError, match="give it a scale"):
         NoisyRelease().precision({"w": torch.zeros(3)})
     with pytest.raises(ConfigError, match="clipping bound above 0"):
         NoisyRelease(1.0, bound=0.0)

@@ -200,8 +200,8 @@ def test_pruning_of_some_zeros_hides_nothing(defense: Defense, batch: tuple[TwoL
 def test_optimal_noise_is_the_noise_of_the_defense(batch: tuple[TwoLayerNet, Batch]) -> None:
     net, true = batch
     found = released(OptimalGradientNoise(std=STD, match="energy", directions=None), net, true)
-    assert isinstance(found.release.std, dict)
-    variances = torch.cat([value.square().flatten() for value in found.release.std.values()])
+    assert isinstance(found.release.scale, dict)
+    variances = torch.cat([value.square().flatten() for value in found.release.scale.values()])
     assert float(variances.sum()) == pytest.approx(STD**2 * len(variances), rel=1e-9)
     assert math.isfinite(cramer_rao(found.information).squared)
     assert "variances" in found.notes[0]

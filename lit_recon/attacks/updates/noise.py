@@ -29,7 +29,9 @@ _SIGNS, _CUT, _ROUNDS, _ROUNDS_OF_PATCHES = 0.3, 6.0, 4, 3
 def noise_of(
     observation: Observation, family: NoiseFamily = "gaussian", exact: bool = True
 ) -> tuple[Noise | None, bool]:
-    """The noise in a victim's update, and whether it is known rather than estimated; None: neither.
+    """The noise in a victim's update, or None, and whether that is known.
+
+    `(None, True)`: the attacker knows that there is none; `(None, False)`: it is neither known nor can be estimated.
 
     Without knowledge of the defense, or where it adds none, the scale is estimated, see `estimated_std`: rounding
     counts as noise. Where no exact density is needed, a gradient behind a defense that is known to add none has none.

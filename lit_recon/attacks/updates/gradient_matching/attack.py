@@ -363,7 +363,7 @@ class GradientMatching(FurtherStarts):
         evaluation = state.matching(images, labels, which)
         terms = {"matching": evaluation.matching}
         if self.network_prior is not None:
-            terms["batch_norm"] = evaluation.penalty
+            terms["batch_norm"] = evaluation.batch_norm
         shares = images.new_tensor([problem.prior_share(progress) for problem in chosen])
         for prior in self.image_priors:
             # a further start has one problem for each victim
@@ -377,11 +377,11 @@ class GradientMatching(FurtherStarts):
             else:
                 terms["features"] = torch.stack([problem.feature_term(image, progress) for problem, image in pairs])
         added = [term for name, term in terms.items() if name not in ("matching", "batch_norm")]
-        penalty = sum(added, torch.zeros_like(evaluation.matching))
+        image_terms = sum(added, torch.zeros_like(evaluation.matching))
         direction = evaluation.images
-        if penalty.requires_grad:
-            direction = direction + torch.autograd.grad(penalty.sum(), images)[0]
-        total = (evaluation.matching + evaluation.penalty + penalty).detach()
+        if image_terms.requires_grad:
+            direction = direction + torch.autograd.grad(image_terms.sum(), images)[0]
+        total = (evaluation.matching + evaluation.batch_norm + image_terms).detach()
         if not final:
             for problem in chosen:
                 for variable in problem.variables.values():

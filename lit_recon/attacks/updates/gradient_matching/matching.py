@@ -35,7 +35,8 @@ _MOST, _SWEEPS = 256, 4
 _LIKE_NOISE, _FEW = 1.2, 5.0
 Compilation = Literal["auto", "none", "default", "reduce-overhead"]
 
-#: (images, labels, target, known statistics) -> matching loss, penalty, gradients in images and, if soft, in labels.
+#: (images, labels, target, known statistics) -> matching loss, BatchNorm penalty, gradients in images and, if soft, in
+#: labels.
 Derivative = Callable[..., tuple[Tensor, Tensor, tuple[Tensor, ...]]]
 
 
@@ -43,7 +44,7 @@ class MatchingTerms(NamedTuple):
     """Matching loss `(p,)` of `p` problems, weighted BatchNorm penalty `(p,)`, derivatives of their sum."""
 
     matching: Tensor
-    penalty: Tensor
+    batch_norm: Tensor
     images: Tensor
     labels: Tensor | None
 
@@ -123,8 +124,8 @@ class Matching:
         derivative = self._prepared(("vmap", target_axis, known_axis), mapped, mapped)
         return self._terms(*derivative(images, labels, targets, known))
 
-    def _terms(self, matching: Tensor, penalty: Tensor, gradients: tuple[Tensor, ...]) -> MatchingTerms:
-        return MatchingTerms(matching, penalty, gradients[0], gradients[1] if self.soft else None)
+    def _terms(self, matching: Tensor, batch_norm: Tensor, gradients: tuple[Tensor, ...]) -> MatchingTerms:
+        return MatchingTerms(matching, batch_norm, gradients[0], gradients[1] if self.soft else None)
 
     def _prepared(self, form: tuple[Any, ...], functional: Derivative, plain: Derivative) -> Derivative:
         """The plain derivative, on a GPU recorded, or the functional one compiled; prepared on first use."""
@@ -165,8 +166,8 @@ class Matching:
             if self.objective.matches:  # a defense may need per-example gradients, statistics need the whole batch
                 update = self._update(batch, target.update, form)
         matching = self.objective(update, target)
-        penalty = self.prior.weight * self.prior(statistics, known) + 0 * labels.sum()
-        return matching + penalty, (matching, penalty)
+        batch_norm = self.prior.weight * self.prior(statistics, known) + 0 * labels.sum()
+        return matching + batch_norm, (matching, batch_norm)
 
     def _update(self, candidate: Batch, observed: Update, form: Differentiable) -> Update:
         """The simulated release of a candidate, with the attacker's knowledge."""
@@ -182,15 +183,16 @@ class Matching:
         self, images: Tensor, labels: Tensor, target: ObservedUpdate, known: BatchStatistics
     ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
         leaves = [images.detach().requires_grad_()] + ([labels.detach().requires_grad_()] if self.soft else [])
-        loss, (matching, penalty) = self._loss(leaves[0], leaves[1] if self.soft else labels, target, known, "autograd")
-        return matching.detach(), penalty.detach(), torch.autograd.grad(loss, leaves)
+        given = leaves[1] if self.soft else labels
+        loss, (matching, batch_norm) = self._loss(leaves[0], given, target, known, "autograd")
+        return matching.detach(), batch_norm.detach(), torch.autograd.grad(loss, leaves)
 
     def _functional_derivative(
         self, images: Tensor, labels: Tensor, target: ObservedUpdate, known: BatchStatistics
     ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
         derivative = torch.func.grad(self._loss, argnums=(0, 1) if self.soft else (0,), has_aux=True)
-        gradients, (matching, penalty) = derivative(images, labels, target, known, "functional")
-        return matching, penalty, gradients
+        gradients, (matching, batch_norm) = derivative(images, labels, target, known, "functional")
+        return matching, batch_norm, gradients
 
 
 def recorded(derivative: Derivative) -> Derivative:

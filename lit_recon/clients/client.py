@@ -223,7 +223,8 @@ class LocalTraining:
     """Several steps of an optimizer on the client's images per round (FedAvg); see `LocalSteps`.
 
     Args:
-        steps: number of local steps.
+        steps: number of local steps; by default, unlike in `LocalSteps`, several: one step of SGD is a plain gradient,
+            for which no local training has to be set.
         lr: learning rate.
         momentum: in [0, 1).
         layer_lrs: other rates by prefix of parameter names.

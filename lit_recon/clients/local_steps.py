@@ -34,7 +34,9 @@ class _State(NamedTuple):
 
 
 class LocalSteps:
-    """Weights before minus weights after `steps` steps of SGD or Adam on the mean loss of the client's images.
+    """The update after `steps` steps of SGD or Adam on the mean loss of the client's images.
+
+    By default it is in units of a gradient, see `release`.
 
     Every parameter but the `frozen` ones is trained, also those that do not require a gradient, by the update of
     `torch.optim.SGD` (momentum without dampening, no weight decay) or `torch.optim.Adam` (other settings than the rate

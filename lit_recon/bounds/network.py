@@ -139,7 +139,7 @@ class NetworkJacobian(_Products):
 
     Attributes:
         weights, batch: as given.
-        computed: the last result of `gram`.
+        computed: the last result of `gram`, which `rounding` checks.
     """
 
     def __init__(
@@ -183,12 +183,12 @@ class NetworkJacobian(_Products):
         self.weights, self.batch = weights, batch
         self._model = network, weights, batch, loss
         self._memory = memory
-        self._weights: Update | float = 1.0
+        self._gram_weights: Update | float = 1.0
         self.computed = batch.images.new_zeros(0, 0)
 
     def gram(self, weights: Update | float = 1.0) -> Tensor:
         result = weights * self._plain if isinstance(weights, float | int) else super().gram(weights)
-        self._weights, self.computed = weights, result.clone()
+        self._gram_weights, self.computed = weights, result.clone()
         return result
 
     @cached_property
@@ -201,7 +201,7 @@ class NetworkJacobian(_Products):
 
     def rounding(self, samples: int = 4) -> Tensor:
         """Errors of some columns of `computed`, `(q, samples)`: their differences to those in double precision."""
-        gram, weights = self.computed, self._weights
+        gram, weights = self.computed, self._gram_weights
         numbers, units = self._checked(samples)
         if not isinstance(weights, float | int):
             weights = {name: value.double() for name, value in weights.items()}

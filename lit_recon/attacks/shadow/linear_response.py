@@ -162,9 +162,9 @@ class LinearResponse:
     Args:
         rank: leading directions of the fixed images that the Hessian of an MLP is projected to, all if there are fewer;
             with `steps`, of the fixed set's curvature.
-        hessian_images: images of the fixed set that a step's Hessian is estimated on, or, for networks other than MLPs
-            without `steps`, the most that the change of their gradient is: twice the images take twice the time and
-            half the error.
+        hessian_images: fixed images on which the Hessian of a step is estimated. For networks other than MLPs without
+            `steps`: the largest number of fixed images per step on which the change of the fixed set's gradient is
+            estimated; twice as many take twice the time and halve the error.
         steps: for networks other than MLPs: number of steps of the training at which gradients of own images are
             computed, see `PathResponse`; 0: at every step, with the change of the fixed set's gradient.
         sample: models that are also trained exactly, to measure the error.

@@ -229,11 +229,11 @@ class GradientMatching(FurtherStarts):
         if progress >= self.parametrization.narrows_at:
             state.narrow()
             begins = (state.step - 1) / self.steps < self.parametrization.narrows_at
-            for i in state.going if begins and self.solver.line_search else ():
+            for i in state.active if begins and self.solver.line_search else ():
                 # its history would go on moving variables that have no gradient any more
                 state.problems[i].move(state.problems[i].variables)
         if progress >= self.parametrization.refines_at:
-            for problem in (state.problems[i] for i in state.going):
+            for problem in (state.problems[i] for i in state.active):
                 penalty = problem.feature_penalty
                 refined = self.parametrization.refined(problem.variables)
                 if refined is not problem.variables and (penalty is None or penalty.refines):
@@ -241,9 +241,9 @@ class GradientMatching(FurtherStarts):
         if state.step % self._interval == 0 and progress >= _GROUPED_AT:
             self._regroup(state, progress)
         self._step_together(state, progress)
-        going = [i for i in state.going if not state.problems[i].stepwise]
-        joint = None if self.solver.line_search else dict(zip(going, self._evaluate(state, going), strict=True))
-        for i in going:
+        active = [i for i in state.active if not state.problems[i].stepwise]
+        joint = None if self.solver.line_search else dict(zip(active, self._evaluate(state, active), strict=True))
+        for i in active:
             problem = state.problems[i]
             if isinstance(self.solver, LBFGS):
                 problem.begin(self.solver.inner)
@@ -276,7 +276,7 @@ class GradientMatching(FurtherStarts):
 
     def _regroup(self, state: MatchingState, progress: float) -> None:
         """Exchange candidates between mini-batches or clients where that lowers the loss."""
-        for i in state.going:
+        for i in state.active:
             problem = state.problems[i]
             seen = problem.restart.observation
             stays = problem.kept is not None or problem.within is not None
@@ -311,15 +311,15 @@ class GradientMatching(FurtherStarts):
         for own in state.numbers_of_victims:
             alone = {i: search for i in own if (search := state.problems[i].stepwise)}
             for _ in range(self.solver.inner if alone and isinstance(self.solver, LBFGS) else 0):
-                going = [i for i in alone if not state.problems[i].ended(progress)]
-                if not going:
+                unfinished = [i for i in alone if not state.problems[i].ended(progress)]
+                if not unfinished:
                     break
-                for i, loss in zip(going, self._evaluate(state, going).tolist(), strict=True):
+                for i, loss in zip(unfinished, self._evaluate(state, unfinished).tolist(), strict=True):
                     alone[i].told(loss)
 
     def result(self, state: MatchingState) -> list[Reconstruction]:
         # searches for some images each have candidates of other shapes
-        waiting = [i for i in state.going if not state.problems[i].stepwise]
+        waiting = [i for i in state.active if not state.problems[i].stepwise]
         for which in [[i] for i in waiting] if self.solver.line_search else [waiting]:
             self._evaluate(state, which, final=True)
         results: list[Reconstruction] = []

@@ -213,14 +213,14 @@ class MatchingState:
             problem.load_state_dict(saved)
 
     @property
-    def going(self) -> list[int]:
+    def active(self) -> list[int]:
         """Numbers of the problems that are not set aside."""
         return [i for i, problem in enumerate(self.problems) if not problem.set_aside]
 
     @property
     def loss(self) -> float:
         """Mean of their lowest losses so far."""
-        return sum(self.problems[i].best_loss for i in self.going) / len(self.going)
+        return sum(self.problems[i].best_loss for i in self.active) / len(self.active)
 
     @property
     def numbers_of_victims(self) -> list[range]:

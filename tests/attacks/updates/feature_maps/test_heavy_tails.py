@@ -137,7 +137,7 @@ def test_a_search_ends_once_rows_around_its_images_change_nothing(images: Tensor
     run = search.begin([victim(images[1:], OptimalGradientNoise(STD))])
     assert isinstance(run.state, MatchingState)
     [problem], steps = run.state.problems, 0
-    while run.state.going and not (problem.renews and problem.ended(steps / 40)):
+    while run.state.active and not (problem.renews and problem.ended(steps / 40)):
         run.advance()
         steps += 1
     assert steps < 40

@@ -62,7 +62,9 @@ def _maps(_: int) -> dict[str, Any]:
     Left out are what begins at a wide feature layer, which hardly a user's network has, and gradient matching.
     """
     listed = _configured("feature_maps")["init_args"]["attacks"]
-    return _configured("feature_maps", {"init_args": {"attacks": listed[:-2]}})
+    matched = [one["init_args"].get("features", {}).get("class_path") for one in listed]
+    kept = [one for one, features in zip(listed, matched, strict=True) if features in ("MapMatching", "PatchMatching")]
+    return _configured("feature_maps", {"init_args": {"attacks": kept}})
 
 
 #: In the order of their cost.
@@ -281,14 +283,13 @@ def attempt(candidate: Candidate, seen: Observation, seconds: float) -> Outcome:
         if not reason:
             raise
         return replace(blank, reason=reason, seconds=time.monotonic() - started, cut=True)
-    certified = 0 if found.certified is None else int(found.certified.sum())
     return replace(
         blank,
         found=found,
         seconds=time.monotonic() - started,
         steps=done,
         distance=distance,
-        certified=certified,
+        certified=found.n_certified,
         notes=found.notes,
         cut=cut,
     )

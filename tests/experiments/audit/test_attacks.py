@@ -87,6 +87,16 @@ def test_defended_outcomes_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert [own.rmse for own in again.protection] == [own.rmse for own in first.protection]
 
 
+def test_maps_are_chosen_by_what_they_match_wherever_the_file_lists_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = attacks._configured("feature_maps")
+    *maps, top_down, matching = whole["init_args"]["attacks"]
+    assert top_down["init_args"]["features"]["class_path"] == "TopDownMatching"
+    assert "features" not in matching["init_args"]
+    turned = {**whole, "init_args": {"attacks": [top_down, matching, *maps]}}
+    monkeypatch.setattr(attacks, "read_settings", lambda path: {"attack": turned})
+    assert attacks._maps(0)["init_args"]["attacks"] == maps
+
+
 def test_an_attack_without_time_runs_when_it_has_some(tmp_path: Path) -> None:
     recorded = update(mlp(), 1)
     [late] = audited(tmp_path, recorded, minutes=1e-12).outcomes

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import time
 from dataclasses import replace
+from functools import partial
 
 import lit_recon._torchvision
 
@@ -53,25 +54,24 @@ def rounded(seen: Observation) -> Observation:
 
 
 def measure(images: ImageSet, n: int, seed: int, release: str) -> Row:
-    """The inputs found in one batch."""
+    """The row of the inputs found in one batch."""
     chosen = sample_victims(images.labels, n, seed)
     pixels, labels = images.pixels(chosen), images.labels[chosen]
     client = Client(quickstart(seed), image_shape=(3, 32, 32), normalization=_HALVES)
     seen = client.observe(pixels, labels)
     seen = rounded(seen) if release == "weights" else seen
     start = time.process_time()
-    row: Row = {"batch": n, "seed": seed, "release": release}
     try:
         found = NonNegativeInputs(seed=seed)(seen)
     except LitReconError as error:
-        return {**row, "found": 0, "wrong": 0, "reason": str(error), "seconds": time.process_time() - start}
+        return {"found": 0, "wrong": 0, "reason": str(error), "seconds": time.process_time() - start}
     seconds = time.process_time() - start
     with torch.no_grad():
         truth = LayerInputs(seen, found.layer)(pixels).double()
     errors, which = (torch.cdist(found.inputs, truth) / truth.norm(dim=1)).min(dim=1)
     right = None if found.labels is None else int((found.labels == labels[which]).sum())
     figures = {"found": len(errors), "wrong": int((errors > WRONG).sum()), "error": float(errors.median())}
-    return {**row, **figures, "labels_right": right, "seconds": seconds}
+    return {**figures, "labels_right": right, "seconds": seconds}
 
 
 def main() -> None:
@@ -85,9 +85,8 @@ def main() -> None:
         for n in arguments.batches:
             for release in ("gradient", "weights"):
                 for seed in range(arguments.draws):
-                    key = {"batch": n, "seed": seed, "release": release}
-                    if not any(all(row[name] == value for name, value in key.items()) for row in record.rows):
-                        record.add(measure(images, n, seed, release))
+                    key: Row = {"batch": n, "seed": seed, "release": release}
+                    record.measure(key, partial(measure, images, n, seed, release))
 
 
 if __name__ == "__main__":

@@ -198,7 +198,7 @@ def test_a_grid_in_parts_is_the_grid(workplace: Path, grid: Path, whole: Path, a
     assert first.code == 0, first.err
     lines = first.out.splitlines()
     assert lines.index("rehearsal   of every attack, defense and training, on the first victims") < lines.index(
-        "grid        4 cells, 0 of them done"
+        "grid        4 runs, 0 of them done"
     )
     assert [row["reason"] for row in figures(folder)] == ["", "not run yet", "", "not run yet"]
     assert [*galleries(folder)] == ["gallery_noise__batch_1.png"]
@@ -210,6 +210,6 @@ def test_a_grid_in_parts_is_the_grid(workplace: Path, grid: Path, whole: Path, a
     # how bounds of large networks are computed may be asked for later
     ended = attack("evaluate", "--config", grid, "--out", folder, "--only", "[noise, local]", "--bound.clients", "1")
     assert ended.code == 0, ended.err
-    assert "grid        6 cells, 2 of them done" in ended.out
+    assert "grid        6 runs, 2 of them done" in ended.out
     assert figures(folder) == figures(whole)
     assert galleries(folder) == galleries(whole)

@@ -41,7 +41,7 @@ def test_an_attack_that_does_not_apply_is_named_and_a_generator_is_trained(workp
     config, folder = written(workplace, "drawing", content)
     ended = attack("evaluate", "--config", config, "--out", folder)
     assert ended.code == 0, ended.err
-    assert "3 cells, 0 of them done, 1 not applicable" in ended.out
+    assert "3 runs, 0 of them done, 1 not applicable" in ended.out
     assert "not applicable: kariyappa2023, batch 1: CocktailPartyAttack separates the images of a batch" in ended.out
     drawn, mixed = figures(folder)
     assert float(drawn["rmse"]) > 0
@@ -228,7 +228,7 @@ def test_a_defense_whose_training_is_impossible_is_attacked_without_a_cost(workp
     config, folder = written(workplace, "private_grid", content)
     ended = attack("evaluate", "--config", config, "--out", folder)
     assert ended.code == 0, ended.err
-    assert "4 cells, 0 of them done, 1 not applicable" in ended.out
+    assert "4 runs, 0 of them done, 1 not applicable" in ended.out
     assert "not applicable: training under dpsgd 0.1: DPSGD needs per-example gradients, but BatchNorm" in ended.out
     plain, private = figures(folder)
     assert float(plain["accuracy"]) > 0

@@ -149,7 +149,7 @@ def test_a_finished_study_is_kept_and_grows(again: Run, folder: Path) -> None:
     shadows = {"setting": "split.shadow", "values": [30, 60, 90]}
     code, out, err = again(factors={**SMALL["factors"], "shadows": shadows})
     assert code == 0, err
-    assert "study       4 factors, 8 cells, 7 of them done" in out
+    assert "study       4 factors, 8 runs, 7 of them done" in out
     assert {path: path.stat().st_mtime_ns for path in written} == written
     assert ("shadows", "60") in rows(folder)
 

@@ -121,7 +121,7 @@ def test_a_finished_study_is_kept_and_grows_by_budgets(rero: Run, folder: Path) 
     written = {path: path.stat().st_mtime_ns for path in folder.glob("cells/*/metrics.json")}
     code, out, _ = rero("--budget.epsilons", "[10,100000]")
     assert code == 0
-    assert "study       5 cells, 4 of them done" in out
+    assert "study       5 runs, 4 of them done" in out
     assert {path: path.stat().st_mtime_ns for path in written} == written
     assert "epsilon 100,000: MSE" in out
 

@@ -76,7 +76,7 @@ def nested(key: str, value: object) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Piece:
-    """One run of a study.
+    """One run of a study: a cell of its table, or a training that cells need.
 
     Attributes:
         folder: of the run, below the study's; it identifies the piece, and contains a hash of its settings.

@@ -86,13 +86,13 @@ class StudyRunner:
         path = self.folder.failure(piece.folder)
         if self.is_done(piece) or not path.is_file():
             return self.is_done(piece)
-        return not read_json(path, "delete it, and the cell is tried again").get("applicable", True)
+        return not read_json(path, "delete it, and the run is tried again").get("applicable", True)
 
     def progress(self) -> str:
         """The numbers of all, finished and not applicable pieces, as text."""
         done = sum(map(self.is_done, self.pieces))
         aside = sum(map(self.is_settled, self.pieces)) - done
-        return f"{len(self.pieces)} cells, {done} of them done" + (f", {aside} not applicable" if aside else "")
+        return f"{len(self.pieces)} runs, {done} of them done" + (f", {aside} not applicable" if aside else "")
 
     def run(self, executor: Executor) -> list[Piece]:
         """Run every piece that is not settled, once, each after those that it needs; Interrupted after a signal.
@@ -134,7 +134,7 @@ class StudyRunner:
         """Refuse to go on without the results of pieces that failed, by a ConfigError that names one."""
         if failed:
             raise ConfigError(
-                f"{len(failed)} of {len(self.pieces)} cells have no result, such as {failed[0].title} (see "
+                f"{len(failed)} of {len(self.pieces)} runs have no result, such as {failed[0].title} (see "
                 f"{self.folder.failure(failed[0].folder)}), and the page needs all of them: repeat the command, which "
                 "runs only those"
             )

@@ -163,7 +163,7 @@ def test_what_is_set_aside_is_not_run_and_settles_the_study(tmp_path: Path) -> N
     piece = Piece("cells/a", "piece", fails(AssertionError("it ran")))
     study = StudyRunner([piece], tmp_path)
     study.open(CONFIG, overwrite=False, grows=(), set_aside={"cells/a": "it needs two images"})
-    assert study.progress() == "1 cells, 0 of them done, 1 not applicable"
+    assert study.progress() == "1 runs, 0 of them done, 1 not applicable"
     assert study.run(ThisProcess(study.folder)) == []
     assert study.is_settled(piece)
     assert not study.is_done(piece)
@@ -236,7 +236,7 @@ def test_an_interruption_ends_the_study_and_the_next_call_resumes(tmp_path: Path
 def test_a_page_that_needs_all_pieces_says_which_is_missing(tmp_path: Path) -> None:
     study = StudyRunner([Piece("cells/a", "first", writes())], tmp_path)
     study.require([])
-    with pytest.raises(ConfigError, match=r"1 of 1 cells have no result, such as first .*failed/a\.json.*repeat"):
+    with pytest.raises(ConfigError, match=r"1 of 1 runs have no result, such as first .*failed/a\.json.*repeat"):
         study.require(study.pieces)
 
 

@@ -137,7 +137,7 @@ def test_a_finished_study_is_not_touched_but_grows(
     grown = {"dropout": {**CONTENT["defenses"]["dropout"], "values": [0.2, 0.5]}}
     config = write(tmp_path / "grown.yaml", defenses={**CONTENT["defenses"], **grown})
     assert attack(["bounds", "--config", str(config), "--out", str(study), "--name", "tiny"]) == 0
-    assert "9 cells, 8 of them done; 2 draws in each" in capsys.readouterr().out
+    assert "9 runs, 8 of them done; 2 draws in each" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

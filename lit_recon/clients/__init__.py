@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lit_recon.clients.aggregate import SecureAggregation, aggregate
+from lit_recon.clients.aggregate import SecureAggregation
 from lit_recon.clients.client import Client, ClientSettings, LocalTraining, Rule
 from lit_recon.clients.gradient import GradientOperator
 from lit_recon.clients.local_steps import LocalSteps
@@ -17,5 +17,4 @@ __all__ = [
     "LocalTraining",
     "Rule",
     "SecureAggregation",
-    "aggregate",
 ]

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 from lit_recon.defenses.vectors import mean_update
-from lit_recon.errors import ConfigError, ShapeError
+from lit_recon.errors import ConfigError
 from lit_recon.records import (
     Batch,
     BatchStatistics,
-    ClientUpdate,
     Differentiable,
     ForwardOperator,
     LayerStatistics,
@@ -79,38 +77,12 @@ def parts_of(observation: Observation) -> int:
     return 1 if observation.operator.additive and not own else observation.operator.parts
 
 
-def aggregate(updates: Sequence[ClientUpdate]) -> ClientUpdate:
-    """The server's view of several clients: the mean of their updates, weighted by their numbers of examples.
-
-    Local defenses have been applied before. BatchNorm statistics are pooled if every client shares them. No update, or
-    updates of different tensors, are a `ShapeError`.
-    """
-    if not updates:
-        raise ShapeError("an aggregate needs at least one client's update; got none")
-    shapes = [{name: value.shape for name, value in client.update.items()} for client in updates]
-    if any(other != shapes[0] for other in shapes):
-        raise ShapeError("clients' updates must name the same tensors of the same shapes: use one public model")
-    counts = [client.n_examples for client in updates]
-    shared = [client.batch_statistics for client in updates if client.batch_statistics is not None]
-    statistics = pooled(shared, counts) if len(shared) == len(updates) else None
-    names = updates[0].update
-    mean = {name: _weighted([client.update[name] for client in updates], counts) for name in names}
-    return ClientUpdate(mean, sum(counts), statistics)
-
-
-def pooled(parts: Sequence[BatchStatistics], counts: Sequence[int] | None = None) -> BatchStatistics:
-    """Statistics of the union of batches of `counts` examples (default: of equal size) with the statistics `parts`."""
+def pooled(parts: Sequence[BatchStatistics]) -> BatchStatistics:
+    """Statistics of the union of batches of equal size with the statistics `parts`."""
 
     def together(layers: Sequence[LayerStatistics]) -> LayerStatistics:
-        mean = _weighted([layer.mean for layer in layers], counts)
+        mean = torch.stack([layer.mean for layer in layers]).mean(0)
         spread = [layer.var + (layer.mean - mean).square() for layer in layers]
-        return LayerStatistics(mean, _weighted(spread, counts))
+        return LayerStatistics(mean, torch.stack(spread).mean(0))
 
     return {name: together([part[name] for part in parts]) for name in parts[0]}
-
-
-def _weighted(values: Sequence[Tensor], counts: Sequence[int] | None) -> Tensor:
-    if counts is None:
-        return torch.stack(list(values)).mean(0)
-    total = sum(counts)
-    return torch.stack([value * (count / total) for value, count in zip(values, counts, strict=True)]).sum(0)

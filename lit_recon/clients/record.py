@@ -11,7 +11,7 @@ In a training loop of any framework that trains a `torch.nn.Module`:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -198,11 +198,6 @@ class Recorder:
         if not gradients:
             raise ConfigError("no parameter of the model has a gradient: call save_gradient after loss.backward()")
         return self.save(path, gradients, form="gradient", **more)
-
-    def told(self, **known: Any) -> Recorder:
-        """The same recorder with other circumstances, where they are known only after the training."""
-        self.known = replace(self.known, **known)
-        return self
 
 
 def _copied(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lit_recon.clients import Client, GradientOperator
-from lit_recon.clients.aggregate import SecureAggregation, aggregate
+from lit_recon.clients import GradientOperator
+from lit_recon.clients.aggregate import SecureAggregation
 from lit_recon.clients.local_steps import LocalSteps
 from lit_recon.errors import ConfigError, ShapeError
 from lit_recon.models import Backbone, ConvNet
-from lit_recon.records import Batch, ClientUpdate, Normalization, Weights
+from lit_recon.records import Batch, Normalization, Weights
 
 SHAPE = (1, 6, 6)
 
@@ -47,28 +47,6 @@ def test_the_mean_of_local_trainings_is_not_training_on_all(batch: tuple) -> Non
     assert max(float((value - together[name]).abs().max()) for name, value in released.items()) > 1e-3
 
 
-def test_the_mean_of_a_hundred_clients_weighs_all_alike() -> None:
-    values = torch.randn(100, 7, generator=torch.Generator().manual_seed(0))
-    clients = [ClientUpdate({"a": value}, 4) for value in values]
-    mean = aggregate(clients)
-    torch.testing.assert_close(mean.update["a"].double(), values.double().mean(0), rtol=0, atol=1e-6)
-    assert mean.n_examples == 400
-    assert mean.batch_statistics is None
-
-
-def test_clients_of_unequal_size_weigh_by_their_examples(batch: tuple) -> None:
-    images, labels = batch
-    client = Client(backbone("batch"))
-    parts = [client.release(images[i:j], labels[i:j]) for i, j in ((0, 2), (2, 7), (7, 12))]
-    joint, whole = aggregate(parts), client.release(*batch)
-    assert joint.n_examples == 12
-    for name, value in whole.update.items():
-        torch.testing.assert_close(joint.update[name], value, rtol=0, atol=1e-6)
-    for name, layer in whole.batch_statistics.items():
-        torch.testing.assert_close(joint.batch_statistics[name].mean, layer.mean, rtol=1e-4, atol=1e-6)
-        torch.testing.assert_close(joint.batch_statistics[name].var, layer.var, rtol=1e-4, atol=1e-6)
-
-
 def test_statistics_of_equal_shares_are_pooled(batch: tuple) -> None:
     model = backbone("batch")
     operator = GradientOperator(model)
@@ -103,7 +81,3 @@ def test_bad_input_is_refused(batch: tuple) -> None:
         SecureAggregation(GradientOperator(model), 0)
     with pytest.raises(ShapeError, match="multiple of 5"):
         SecureAggregation(GradientOperator(model), 5)(Weights.of(model), Batch(*batch))
-    with pytest.raises(ShapeError, match="got none"):
-        aggregate([])
-    with pytest.raises(ShapeError, match="one public model"):
-        aggregate([ClientUpdate({"a": torch.zeros(2)}, 1), ClientUpdate({"a": torch.zeros(3)}, 1)])

@@ -131,14 +131,6 @@ def test_parameters_without_gradient_are_left_out(tmp_path: Path) -> None:
     assert set(read.sent) == {"1.weight", "1.bias", "3.weight", "3.bias"}
 
 
-def test_circumstances_may_be_told_later() -> None:
-    recorder = Recorder(network(), batch_size=6)
-    assert recorder.told(steps=2, lr=0.5) is recorder
-    assert recorder.record(network()).known == Circumstances(batch_size=6, steps=2, lr=0.5)
-    with pytest.raises(ConfigError, match="lr must be a positive number"):
-        recorder.told(lr=0.0)
-
-
 @pytest.mark.parametrize(
     ("known", "message"),
     [

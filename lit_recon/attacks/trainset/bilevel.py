@@ -294,27 +294,6 @@ class DampedBilevel(Bilevel):
         return vector, implicit_gradient(problem, images, vector, slope, self.damping, 1e-6, self.cg_steps)
 
 
-def parameter_distance(seen: ReleasedModel, images: Tensor, labels: Tensor, attack: Bilevel, seed: int = 0) -> float:
-    """Relative distance of the released weights from those that training on these images gives.
-
-    Args:
-        seen: the released model.
-        images: any `(m, c, h, w)`, such as mixtures of true images and noise.
-        labels: `(m,)` int64.
-        attack: the formulation: how a training is simulated, and what distances are relative to.
-        seed: of the start that is drawn if the true one is not known.
-
-    Raises:
-        ThreatModelError, UnsupportedModelError: those of the attack's `check`.
-    """
-    start = Candidates(seen, images, labels, seed)
-    attack.check(start)
-    problem = attack.problem(start)
-    with torch.no_grad():
-        vector = attack.trained(problem, images.to(start.like), problem.origin)
-    return problem.distance(vector)
-
-
 def _origin(start: Candidates) -> Tensor:
     seen = start.seen
     return flatten(drawn_weights(seen, start.seed) if seen.start is None else seen.start).to(start.like)

@@ -11,13 +11,7 @@ from torch import Tensor
 
 from lit_recon.attacks.shadow.training import unflatten
 from lit_recon.attacks.trainset.base import Candidates, ReleasedModel
-from lit_recon.attacks.trainset.bilevel import (
-    Bilevel,
-    DampedBilevel,
-    ImplicitBilevel,
-    UnrolledBilevel,
-    parameter_distance,
-)
+from lit_recon.attacks.trainset.bilevel import Bilevel, DampedBilevel, ImplicitBilevel, UnrolledBilevel
 from lit_recon.attacks.trainset.inner import conjugate_gradients, newton
 from lit_recon.attacks.trainset.training import Task, Training
 from lit_recon.data.sources import Digits
@@ -27,6 +21,20 @@ from lit_recon.models.centered import CenteredMLP
 from lit_recon.privacy.noisy_sgd import PrivateDescent
 
 TASKS: tuple[Task, ...] = ("binary", "multiclass", "regression")
+
+
+def parameter_distance(seen: ReleasedModel, images: Tensor, labels: Tensor, attack: Bilevel, seed: int = 0) -> float:
+    """Relative distance of the released weights from those that training on these images gives.
+
+    The images may be any `(m, c, h, w)`, such as mixtures of true images and noise; `seed` is that of the start that is
+    drawn if the true one is not known. Errors are those of the attack's `check`.
+    """
+    start = Candidates(seen, images, labels, seed)
+    attack.check(start)
+    problem = attack.problem(start)
+    with torch.no_grad():
+        vector = attack.trained(problem, images.to(start.like), problem.origin)
+    return problem.distance(vector)
 
 
 @pytest.fixture(scope="module")

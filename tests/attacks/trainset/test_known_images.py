@@ -21,10 +21,11 @@ from lit_recon.attacks.trainset import (
     Training,
     UnrolledBilevel,
 )
-from lit_recon.attacks.trainset.bilevel import Bilevel, parameter_distance
+from lit_recon.attacks.trainset.bilevel import Bilevel
 from lit_recon.attacks.trainset.known_start import duality_residual, solve_duals
 from lit_recon.errors import ConfigError, ShapeError, ThreatModelError
 from lit_recon.models.centered import CenteredMLP
+from tests.attacks.trainset.test_bilevel import parameter_distance
 from tests.attacks.trainset.test_inactive import LOGISTIC, digits, labels_for, noise
 from tests.attacks.trainset.test_inactive import victim as victim_of_digits
 

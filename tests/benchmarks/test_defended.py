@@ -31,8 +31,8 @@ from lit_recon.defenses.optimal import sensitivities
 from lit_recon.experiments.update_attack.bound import PIXEL_VARIANCE
 from lit_recon.models import Backbone
 from lit_recon.records import Batch, Normalization, Observation, Update, Weights
+from tests.attacks.updates.feature_maps.networks import Shallow
 from tests.attacks.updates.feature_maps.patch_victims import attack
-from tests.attacks.updates.feature_maps.test_matching import Shallow
 
 
 def gradient(model: Backbone, image: Tensor, label: Tensor, bound: float) -> Tensor:

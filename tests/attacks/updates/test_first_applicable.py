@@ -33,7 +33,7 @@ from lit_recon.models import MLP, Backbone
 from lit_recon.models.generative.generator import ConvGenerator, GeneratorCheckpoint, save_generator
 from lit_recon.modules.attack_state import run_attack
 from lit_recon.records import Knowledge, Normalization, Observation
-from tests.attacks.updates.feature_maps.test_recovery import backbone, observed
+from tests.attacks.updates.feature_maps.networks import backbone, observed
 
 
 def attack() -> FirstApplicable:

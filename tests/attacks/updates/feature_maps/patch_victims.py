@@ -12,7 +12,7 @@ from lit_recon.clients import Client, GradientOperator, SecureAggregation
 from lit_recon.defenses import Defense
 from lit_recon.models import Backbone
 from lit_recon.records import BatchNormMode, ForwardOperator, Knowledge, Loss, Normalization, Observation
-from tests.attacks.updates.feature_maps.test_matching import Shallow
+from tests.attacks.updates.feature_maps.networks import Shallow
 
 STD = 3e-4
 Rule = Callable[[nn.Module, BatchNormMode, Loss], ForwardOperator]

@@ -25,7 +25,8 @@ from lit_recon.defenses import GaussianNoise
 from lit_recon.errors import UnsupportedModelError
 from lit_recon.models import Backbone
 from lit_recon.records import Observation
-from tests.attacks.updates.feature_maps.test_recovery import Mode, backbone, observed, worst_angle
+from tests.attacks.updates.feature_maps.networks import Mode, backbone, observed
+from tests.attacks.updates.feature_maps.test_recovery import worst_angle
 
 
 def normal(*shape: int, seed: int) -> Tensor:

@@ -14,7 +14,7 @@ from lit_recon.attacks.updates.feature_maps.input_map import entries_seen
 from lit_recon.clients import Client
 from lit_recon.models import Backbone
 from lit_recon.records import Knowledge, Normalization, Observation
-from tests.attacks.updates.feature_maps.test_matching import Shallow
+from tests.attacks.updates.feature_maps.networks import Shallow
 
 
 def behind_few_entries(images: Tensor, least: float) -> Observation:

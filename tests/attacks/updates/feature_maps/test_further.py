@@ -35,8 +35,7 @@ from lit_recon.models import Backbone
 from lit_recon.modules.attack_state import run_attack
 from lit_recon.records import Normalization, Observation, Reconstruction
 from lit_recon.training.progress import Interrupted
-from tests.attacks.updates.feature_maps.test_matching import Shallow
-from tests.attacks.updates.feature_maps.test_recovery import Mode, observed
+from tests.attacks.updates.feature_maps.networks import Mode, Shallow, observed
 
 
 class Stuck(Pixels):

@@ -23,8 +23,8 @@ from lit_recon.defenses import Chain, Defense, GradientClipping, GradientDropout
 from lit_recon.errors import UnsupportedModelError
 from lit_recon.models import Backbone
 from lit_recon.records import Knowledge, Normalization, Observation
-from tests.attacks.updates.feature_maps.test_matching import Shallow
-from tests.attacks.updates.feature_maps.test_recovery import backbone, observed, worst_angle
+from tests.attacks.updates.feature_maps.networks import Shallow, backbone, observed
+from tests.attacks.updates.feature_maps.test_recovery import worst_angle
 
 Mode = Literal["eval", "train"]
 LAYERS = ["trunk.blocks.6.conv2", "trunk.blocks.7.conv1"]

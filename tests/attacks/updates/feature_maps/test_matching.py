@@ -33,23 +33,9 @@ from lit_recon.attacks.updates.gradient_matching.matching import update_distance
 from lit_recon.clients import Client
 from lit_recon.defenses import GaussianNoise, GradientDropout, GradientPruning
 from lit_recon.errors import ConfigError, UnsupportedModelError
-from lit_recon.models import Backbone, Trunk
+from lit_recon.models import Backbone
 from lit_recon.records import Knowledge, Normalization, Observation, Reconstruction
-from tests.attacks.updates.feature_maps.test_recovery import backbone, observed
-
-
-class Shallow(Trunk):
-    """A convolution with BatchNorm and ReLU, and one that gives its input away: four numbers for every pixel."""
-
-    def __init__(self, side: int = 16, channels: int = 256) -> None:
-        super().__init__((3, side, side), {})
-        self.out_features = channels * (side // 2) ** 2
-        first, norm = nn.Conv2d(3, 48, 3, stride=2, padding=1), nn.BatchNorm2d(48)
-        self.layers = nn.Sequential(first, norm, nn.ReLU(), nn.Conv2d(48, channels, 3, padding=1))
-
-    def forward(self, images: Tensor) -> Tensor:
-        maps: Tensor = self.layers(images).flatten(1)
-        return maps
+from tests.attacks.updates.feature_maps.networks import Shallow, backbone, observed
 
 
 def matched(found: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:

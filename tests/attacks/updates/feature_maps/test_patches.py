@@ -30,9 +30,8 @@ from lit_recon.defenses import (
 from lit_recon.errors import ConfigError, UnsupportedModelError
 from lit_recon.models import Backbone
 from lit_recon.records import Knowledge, Normalization, Reconstruction
+from tests.attacks.updates.feature_maps.networks import Shallow, backbone, observed
 from tests.attacks.updates.feature_maps.patch_victims import STD, attack, two_clients, victim
-from tests.attacks.updates.feature_maps.test_matching import Shallow
-from tests.attacks.updates.feature_maps.test_recovery import backbone, observed
 
 #: Clips 5 % and 20 % of the entries of the convolution's gradient, with running and with batch statistics.
 GAMMA = 0.05

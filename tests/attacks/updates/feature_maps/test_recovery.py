@@ -7,46 +7,17 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lit_recon.attacks.updates import MapRecovery
 from lit_recon.attacks.updates.feature_maps import recovery
 from lit_recon.attacks.updates.feature_maps.convolutions import find_convolutions
 from lit_recon.attacks.updates.feature_maps.matching import InputMap
 from lit_recon.attacks.updates.feature_maps.recovery import unfit
-from lit_recon.clients import Client
 from lit_recon.defenses import Chain, Defense, GaussianNoise, GradientPruning
 from lit_recon.errors import ConfigError, UnsupportedModelError
-from lit_recon.models import Backbone, ResNet18
-from lit_recon.records import Knowledge, Normalization, Observation
-
-Mode = Literal["eval", "train"]
-
-
-def backbone(
-    activation: Literal["relu", "gelu", "elu"] = "relu",
-    norm: Literal["batch", "group"] = "batch",
-    width: int = 16,
-    side: int = 32,
-) -> Backbone:
-    """ResNet-18 of a quarter of its width: 128 channels and 16 places in the last stage, batches of up to 8."""
-    torch.manual_seed(0)
-    trunk = ResNet18((3, side, side), norm=norm, activation=activation, width=width)
-    model = Backbone(trunk, 5, Normalization((0.5,) * 3, (0.25,) * 3))
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):  # running statistics that images of the tests have about
-            module.momentum = None
-    with torch.no_grad():
-        model.train()(torch.rand(32, 3, side, side, generator=torch.Generator().manual_seed(5)))
-    return model.eval()
-
-
-def observed(
-    images: Tensor, model: Backbone | None = None, mode: Mode = "eval", defense: Defense | None = None
-) -> Observation:
-    client = Client(model if model is not None else backbone(), mode, defense=defense)
-    labels = torch.arange(len(images)) % 3  # classes repeat
-    return client.observe(images, labels, Knowledge(), torch.Generator().manual_seed(0))
+from lit_recon.records import Knowledge
+from tests.attacks.updates.feature_maps.networks import Mode, backbone, observed
 
 
 def worst_angle(found: Tensor, truth: Tensor) -> float:

@@ -18,10 +18,9 @@ from lit_recon.clients import Client
 from lit_recon.defenses import Defense, GradientDropout
 from lit_recon.models import Backbone
 from lit_recon.records import Knowledge, Normalization, Observation, Reconstruction
+from tests.attacks.updates.feature_maps.networks import Shallow, backbone
 from tests.attacks.updates.feature_maps.patch_victims import attack, two_clients, victim
 from tests.attacks.updates.feature_maps.test_further import smoothly
-from tests.attacks.updates.feature_maps.test_matching import Shallow
-from tests.attacks.updates.feature_maps.test_recovery import backbone
 
 
 @pytest.fixture(scope="module")

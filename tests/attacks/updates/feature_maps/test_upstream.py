@@ -23,7 +23,7 @@ from lit_recon.clients import Client, LocalSteps
 from lit_recon.defenses import Defense, GaussianNoise, GradientClipping, GradientPruning, PerExampleClipping
 from lit_recon.models import Backbone, Trunk
 from lit_recon.records import BatchNormMode, Knowledge, Normalization, Observation
-from tests.attacks.updates.feature_maps.test_recovery import backbone, observed
+from tests.attacks.updates.feature_maps.networks import backbone, observed
 
 
 def nearest_maps(seen: Observation, labels: Tensor) -> KnownMaps | str:

@@ -39,7 +39,7 @@ from lit_recon.defenses import GradientDropout
 from lit_recon.errors import ConfigError, ShapeError, ThreatModelError
 from lit_recon.models import Backbone
 from lit_recon.records import Batch, Knowledge, Normalization, Observation, Reconstruction
-from tests.attacks.updates.feature_maps.test_matching import Shallow
+from tests.attacks.updates.feature_maps.networks import Shallow
 
 Observe = Callable[..., Observation]
 Pair = tuple[torch.Tensor, torch.Tensor]

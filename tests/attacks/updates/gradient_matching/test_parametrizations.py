@@ -11,7 +11,7 @@ from lit_recon.attacks.updates import Pixels
 from lit_recon.attacks.updates.gradient_matching.parametrizations import Restart
 from lit_recon.errors import ConfigError
 from lit_recon.records import Observation
-from tests.attacks.updates.feature_maps.test_recovery import observed
+from tests.attacks.updates.feature_maps.networks import observed
 
 
 @pytest.fixture

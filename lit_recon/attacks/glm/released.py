@@ -121,7 +121,7 @@ class TwoCandidates:
     """Both records that fit a model without intercept; that with the smaller residual is more often right."""
 
     candidates: tuple[GLMReconstruction, GLMReconstruction]  # the one with the smaller residual first
-    right: int | None  # position of the only one within the range of the inputs, if there is one
+    right: int | None  # position of the only one within the range of the inputs, if there is one and errors are known
 
     @property
     def best(self) -> GLMReconstruction:
@@ -160,7 +160,7 @@ class ReleasedWithoutIntercept:
         """Both records that could have been used together with the known ones; see `ReleasedGLM.reconstruct`.
 
         The target is that of the missing record. A candidate that exceeds the `bounds` of an input, its smallest and
-        largest possible value, by more than its error is wrong.
+        largest possible value, by more than its error is wrong; without an error estimate, `right` is None.
         """
         inputs, targets = check_known(known_inputs, known_targets, len(self.coefficients))
         theta, sizes = self.coefficients, np.abs(inputs)
@@ -214,5 +214,8 @@ def _dual_terms(magnitudes: Array, sizes: Array, residuals: Array, penalty: floa
 
 
 def _is_within(found: GLMReconstruction, low: float, high: float) -> bool:
-    slack = max(found.error or 0.0, 1e-6 * (high - low))
+    """Whether a candidate may lie within the range: always, where its error is unknown."""
+    if found.error is None:
+        return True
+    slack = max(found.error, 1e-6 * (high - low))
     return bool(np.all((found.inputs >= low - slack) & (found.inputs <= high + slack)))

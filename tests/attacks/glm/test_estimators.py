@@ -222,6 +222,26 @@ def test_without_intercept_one_of_two_candidates_is_the_digit(name: str, setting
     assert np.abs(both.best.inputs - images[0]).max() < 1e-6
 
 
+def test_without_an_error_estimate_the_range_of_the_inputs_does_not_tell_which_candidate_is_right() -> None:
+    rng, told = np.random.default_rng(0), 0
+    for _ in range(20):
+        inputs = rng.uniform(0.3, 1, (200, 10))
+        inputs[0, :3] = 1  # at the bound, which the solver's error exceeds
+        targets = inputs @ rng.normal(size=10) + rng.normal(size=200)
+        for solver in ("sag", "cholesky"):
+            model = _model("Ridge", fit_intercept=False, solver=solver, tol=1e-4, random_state=0).fit(inputs, targets)
+            released = from_ridge(model)
+            assert isinstance(released, ReleasedWithoutIntercept)
+            both = released.reconstruct(inputs[1:], targets[1:], float(targets[0]), bounds=(0.0, 1.0))
+            if solver == "sag":
+                assert both.right is None
+                assert both.best is both.candidates[0]
+            elif both.right is not None:
+                told += 1
+                assert np.abs(both.best.inputs - inputs[0]).max() < 1e-6
+    assert told > 5
+
+
 @pytest.mark.parametrize("C", [np.inf, 2.0])
 def test_the_penalty_is_one_over_c(C: float) -> None:
     images, targets = _digits()[0][:, 20:24], _odd()

@@ -24,9 +24,11 @@ from lit_recon.attacks.updates.feature_maps.recovery import MapRecovery, Recover
 from lit_recon.attacks.updates.gradient_matching.matching import regrouped, update_distance
 from lit_recon.attacks.updates.gradient_matching.priors import Penalty
 from lit_recon.attacks.updates.labels.head import (
+    exact,
     find_head,
     labels_of,
     linear_calls,
+    mean_gradient,
     order_labels,
     require_cross_entropy,
 )
@@ -61,8 +63,8 @@ _NOTE = "image "
 def arranged_labels(observation: Observation, images: Tensor, labels: Tensor) -> Tensor:
     """The labels `(n,)`, given in any order, in the order of reconstructed images `(n, c, h, w)` in [0, 1].
 
-    Labels that were recovered before the images, which defenses may spoil, are replaced by those that the images and
-    what is left of the head's gradient imply, if these explain the observed entries of the update better.
+    The order that explains the update best: by the head's gradient as it is, or of any scale, which clipping changes;
+    for labels that were recovered before the images, which defenses may spoil, also that which the images imply.
     """
     told = observation.labels is not None or observation.loss is not cross_entropy
     if len(labels) == 1 and told:
@@ -74,14 +76,12 @@ def arranged_labels(observation: Observation, images: Tensor, labels: Tensor) ->
             return labels
         raise
     logits, calls = linear_calls(observation, images, observation.operator.batch_norm)
-    inputs, gradient = calls[weight.rpartition(".")[0]][-1][0].double().cpu(), observation.update[weight].double().cpu()
-    given = order_labels(inputs, logits.double().cpu().softmax(dim=1), gradient, labels)
-    if told:
-        return given
-    implied = labels_of(inputs, gradient).to(given)
-    if torch.equal(implied, given):
-        return given
-    return min((given, implied), key=lambda some: update_distance(observation, images, some, observed_only=True))
+    inputs = exact(calls[weight.rpartition(".")[0]][-1][0])
+    gradient = exact(mean_gradient(observation.update, observation)[weight])
+    implied = [] if told else [labels_of(inputs, gradient).to(labels)]
+    orders = [*(order_labels(inputs, way, gradient, labels) for way in (exact(logits).softmax(1), 0.0)), *implied]
+    alike = all(torch.equal(order, orders[0]) for order in orders)
+    return orders[0] if alike else min(orders, key=lambda some: update_distance(observation, images, some, True))
 
 
 @dataclass(frozen=True)

@@ -166,10 +166,10 @@ def measured_maps(
         network.given = {layer: directions * torch.as_tensor(logs).exp().view(-1, 1, 1, 1)}
         return network.given[layer]
 
-    def assigned() -> Tensor:
+    def assigned(scaled: bool) -> Tensor:
         with torch.no_grad():
             probabilities = network().softmax(dim=1)
-        return order_labels(received[-1], probabilities, seen[0], labels)
+        return order_labels(received[-1], 0.0 if scaled else probabilities, seen[0], labels)
 
     def misfit(order: Tensor, scaled: bool) -> tuple[Tensor, float]:
         gradient = network.head_gradient(names, order)
@@ -181,7 +181,7 @@ def measured_maps(
         for factor in torch.linspace(-1.5, 1.5, 9, dtype=torch.float64).tolist():
             logs = torch.full((n,), usual + factor, dtype=torch.float64)
             place(logs)
-            order = assigned()
+            order = assigned(scaled)
             trials.append((float(misfit(order, scaled)[0].norm()), logs, order))
         _, logs, order = min(trials, key=lambda trial: trial[0])
         for _ in range(3):
@@ -193,7 +193,7 @@ def measured_maps(
             found = least_squares(residual, logs, method="trf", xtol=1e-12, ftol=1e-12, gtol=1e-12, max_nfev=20)
             logs = torch.as_tensor(found.x)
             maps, previous = place(logs), order
-            order = assigned()
+            order = assigned(scaled)
             if not torch.equal(order, previous):
                 continue
             left, scale = misfit(order, scaled)

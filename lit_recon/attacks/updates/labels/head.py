@@ -96,7 +96,7 @@ def find_head(observation: Observation, what: str) -> tuple[str, str | None]:
     return weight, bias if bias in observation.parameters else None
 
 
-def order_labels(inputs: Tensor, probabilities: Tensor, gradient: Tensor, labels: Tensor) -> Tensor:
+def order_labels(inputs: Tensor, probabilities: Tensor | float, gradient: Tensor, labels: Tensor) -> Tensor:
     """Labels `(n,)` in the order of examples, from the gradient of the head's weights.
 
     The gradient is the mean over examples of (p_i - y_i) h_i^T, so that the indicators y_i of the labels solve a linear
@@ -104,7 +104,8 @@ def order_labels(inputs: Tensor, probabilities: Tensor, gradient: Tensor, labels
 
     Args:
         inputs: of the head, h, `(n, d)`.
-        probabilities: p, `(n, k)`.
+        probabilities: p, `(n, k)`. 0 where an unknown factor, of each example its own, scales the gradient: of
+            p_i - y_i only the entry of the label is negative.
         gradient: `(k, d)`, of the mean cross-entropy.
         labels: of the batch, in any order.
     """

@@ -30,11 +30,27 @@ from lit_recon.attacks.updates.feature_maps.matching import (
     arranged_labels,
 )
 from lit_recon.attacks.updates.gradient_matching.matching import update_distance
-from lit_recon.clients import Client
-from lit_recon.defenses import GaussianNoise, GradientDropout, GradientPruning
+from lit_recon.clients import Client, GradientOperator, LocalSteps
+from lit_recon.clients.client import Rule
+from lit_recon.defenses import (
+    Defense,
+    GaussianNoise,
+    GradientClipping,
+    GradientDropout,
+    GradientPruning,
+    PerExampleClipping,
+)
 from lit_recon.errors import ConfigError, UnsupportedModelError
 from lit_recon.models import Backbone
-from lit_recon.records import Knowledge, Normalization, Observation, Reconstruction
+from lit_recon.records import (
+    BatchNormMode,
+    ForwardOperator,
+    Knowledge,
+    Loss,
+    Normalization,
+    Observation,
+    Reconstruction,
+)
 from tests.attacks.updates.feature_maps.networks import Shallow, backbone, observed
 
 
@@ -289,6 +305,36 @@ def test_labels_that_a_defense_has_spoiled_follow_from_images(photographs: Tenso
     # labels that the attacker was told stand
     told = replace(seen, labels=labels, knowledge=replace(seen.knowledge, labels=True))
     assert sorted(arranged_labels(told, images, (labels + 1) % 3).tolist()) == sorted(((labels + 1) % 3).tolist())
+
+
+def by_difference(model: nn.Module, batch_norm: BatchNormMode, loss: Loss) -> ForwardOperator:
+    """One local step, released as the difference of weights: a hundredth of the gradient."""
+    return LocalSteps(model, 1, 0.01, release="difference", batch_norm=batch_norm, loss=loss)
+
+
+def small(seed: int = 0) -> tuple[Backbone, Tensor, Tensor]:
+    """A network that is sure of its mostly wrong predictions, images and labels."""
+    model = backbone(width=8, side=16)
+    with torch.no_grad():
+        model.head.weight.mul_(20)
+    images = torch.rand(4, 3, 16, 16, generator=torch.Generator().manual_seed(seed))
+    return model, images * torch.linspace(0.3, 1, 4)[:, None, None, None], torch.tensor([2, 0, 1, 2])
+
+
+@pytest.mark.parametrize(
+    ("defense", "rule"),
+    [(GradientClipping(0.1), GradientOperator), (PerExampleClipping(0.1), GradientOperator), (None, by_difference)],
+    ids=["clipped", "clipped one by one", "difference"],
+)
+def test_labels_find_their_images_in_a_scaled_update(defense: Defense | None, rule: Rule) -> None:
+    model, images, labels = small()
+    plain, scaled = (
+        Client(model, "eval", *how).observe(images, labels, Knowledge(labels=True))
+        for how in ((None,), (defense, rule))
+    )
+    sizes = [float(seen.update["head.weight"].norm()) for seen in (plain, scaled)]
+    assert sizes[1] < 0.05 * sizes[0]
+    assert arranged_labels(scaled, images.flip(0), labels).tolist() == labels.flip(0).tolist()
 
 
 def test_maps_cannot_condition_a_network(photographs: Tensor) -> None:

@@ -100,9 +100,15 @@ def test_wrong_labels_explain_nothing(photographs: Tensor) -> None:
     assert "no norms" in found
 
 
-def test_labels_come_in_the_order_of_the_maps() -> None:
+@pytest.mark.parametrize("clipped", [False, True])
+def test_labels_come_in_the_order_of_the_maps(clipped: bool) -> None:
     images = torch.rand(3, 3, 16, 16, generator=torch.Generator().manual_seed(1))
-    seen = Client(backbone(width=8, side=16)).observe(images, torch.tensor([2, 0, 1]))
+    model, defense = backbone(width=8, side=16), None
+    if clipped:  # and the model is sure of predictions that are no labels
+        defense = GradientClipping(0.1)
+        with torch.no_grad():
+            model.head.weight.mul_(20)
+    seen = Client(model, defense=defense).observe(images, torch.tensor([2, 0, 1]), Knowledge(defense=True))
     layer = "trunk.blocks.7.conv1"
     truth = true_inputs(seen, images)[layer]
     norms = truth.flatten(1).norm(dim=1).view(-1, 1, 1, 1)

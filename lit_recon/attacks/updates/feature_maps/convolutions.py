@@ -68,6 +68,10 @@ class Convolution:
         """The patches under the kernel, `(n, c kernel, places)`, of input maps `(n, c, h, w)`."""
         return nn.functional.unfold(maps, self.kernel, padding=self.padding, stride=self.stride)
 
+    def fold(self, patches: Tensor) -> Tensor:
+        """Maps `(n, c, h, w)` whose entries are the sums of those of patches, as from `patches`, that they are in."""
+        return nn.functional.fold(patches, self.shape[1:], self.kernel, padding=self.padding, stride=self.stride)
+
     def holds(self, n_examples: int) -> bool:
         """Whether there are at least as many channels as patches in `n_examples` maps."""
         return self.places * n_examples <= min(self.channels, self.patch_size - 1)
@@ -184,11 +188,14 @@ def _called_once(observation: Observation) -> Iterator[tuple[str, nn.Module, tup
     layers = {name: module for name, module in model.named_modules() if _is_plain(module) or _is_linear(module)}
     for name, module in layers.items():
         listen(name, module)
-    like = next(iter(observation.parameters.values()))
-    images = torch.rand(_PROBES, *observation.image_shape, generator=torch.Generator().manual_seed(0)).to(like)
     with torch.no_grad():
-        torch.func.functional_call(model, {**observation.parameters, **observation.buffers}, (images,))
+        torch.func.functional_call(model, {**observation.parameters, **observation.buffers}, (_probes(observation),))
     return ((name, layers[name], seen[0]) for name, seen in calls.items() if len(seen) == 1)
+
+
+def _probes(observation: Observation) -> Tensor:
+    images = torch.rand(_PROBES, *observation.image_shape, generator=torch.Generator().manual_seed(0))
+    return images.to(next(iter(observation.parameters.values())))
 
 
 def _is_linear(module: nn.Module) -> bool:
@@ -287,7 +294,7 @@ class PatchProjection:
         self.convolution, self.basis, self.differences = convolution, span.basis, span.differences
         known = span.basis.new_ones(convolution.patch_size) if span.known is None else span.known.to(span.basis)
         self._known = None if span.known is None else known[:, None]
-        counts = self._fold(known[:, None].expand(-1, convolution.places)[None])
+        counts = self.convolution.fold(known[:, None].expand(-1, convolution.places)[None])
         self.covered = counts[0] > 0
         self._scale = torch.where(counts > 0, counts.clamp_min(1).rsqrt(), 0.0)
 
@@ -298,7 +305,7 @@ class PatchProjection:
             patches = patches * self._known
         mean = patches.mean(2, keepdim=True) if self.differences else patches.new_zeros(())
         inside = self.basis @ (self.basis.T @ (patches - mean)) + mean
-        return (self._fold(inside) * self._scale).flatten(1)
+        return (self.convolution.fold(inside) * self._scale).flatten(1)
 
     def maps(self, vectors: Tensor) -> Tensor:
         """Maps `(v, c, h, w)` of vectors `(v, c h w)`."""
@@ -311,16 +318,8 @@ class PatchProjection:
         for place in range(places):
             patches = self.basis.new_zeros(r, size, places)
             patches[:, :, place] = self.basis.T
-            rows.append((self._fold(patches) * self._scale).flatten(1))
+            rows.append((self.convolution.fold(patches) * self._scale).flatten(1))
         return torch.cat(rows)
-
-    @property
-    def _geometry(self) -> dict[str, tuple[int, int]]:
-        asked = self.convolution
-        return {"kernel_size": asked.kernel, "stride": asked.stride, "padding": asked.padding}
-
-    def _fold(self, patches: Tensor) -> Tensor:
-        return nn.functional.fold(patches, self.convolution.shape[1:], **self._geometry)
 
 
 def without_constants(convolution: Convolution, span: PatchSpan) -> PatchSpan:
@@ -339,12 +338,26 @@ def without_constants(convolution: Convolution, span: PatchSpan) -> PatchSpan:
     return span._replace(basis=basis * known[:, None], known=known)
 
 
+def _reached(convolution: Convolution) -> Tensor:
+    """Which entries `(h, w)` of a map are under the kernel somewhere, bool; the same in every channel."""
+    return convolution.fold(convolution.patches(torch.ones(1, *convolution.shape)))[0, 0] > 0
+
+
 def covers_everything(convolution: Convolution) -> bool:
     """Whether the kernel reaches every entry of a map."""
-    ones = torch.ones(1, 1, *convolution.shape[1:])
-    geometry = {"kernel_size": convolution.kernel, "stride": convolution.stride, "padding": convolution.padding}
-    counts = nn.functional.fold(convolution.patches(ones), convolution.shape[1:], **geometry)
-    return bool((counts > 0).all())
+    return bool(_reached(convolution).all())
+
+
+def unseen_pixels(observation: Observation) -> str:
+    """How many pixels of an image no plain convolution of images reaches; empty if none, or if none takes images."""
+    inputs = _probes(observation)
+    mean, std = observation.normalization.tensors(inputs)
+    inputs, reached = (inputs - mean) / std, []
+    for name, module, (given, returned) in _called_once(observation):
+        if _is_plain(module) and given.shape == inputs.shape and torch.allclose(given, inputs, atol=1e-4):
+            reached.append(_reached(_described(name, module, given, returned)))
+    left = inputs.shape[1] * int((~torch.stack(reached).any(0)).sum()) if reached else 0
+    return f"no layer sees {left} of its {inputs[0].numel()} pixels" if left else ""
 
 
 def patch_system(layer: Convolution, derivative: Tensor) -> Tensor:

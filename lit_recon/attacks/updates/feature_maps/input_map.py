@@ -377,7 +377,8 @@ def told_apart(left: Tensor | float, moved: Tensor, reach: float, what: str) -> 
 def entries_seen(observation: Observation, images: Tensor, layers: Sequence[str]) -> Tensor:
     """Of every image, entries other than zero that a plain convolution sees, at most its pixels, int64 `(n,)`.
 
-    The least number of those that are called until the first of some layers. Layers of the images see all pixels.
+    The least number of those that are called until the first of some layers. Of the images themselves all count; see
+    `unseen_pixels`.
     """
     least = torch.full((len(images),), images[0].numel(), device=images.device)
     if not (names := called_until(observation, layers)):

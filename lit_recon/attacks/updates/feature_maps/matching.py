@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from lit_recon.attacks.updates.feature_maps.convolutions import defense_hides
+from lit_recon.attacks.updates.feature_maps.convolutions import defense_hides, unseen_pixels
 from lit_recon.attacks.updates.feature_maps.input_map import (
     InputMap,
     concatenated,
@@ -230,14 +230,15 @@ class FeatureMapPenalty(Penalty):
         reach = self.reach(images[order], angles[order])[order.argsort()]
         once, mixed = self._told(images, angles) if self.spanned else (own, torch.zeros_like(reach))
         told = once & (mixed <= REACH)
-        certified = torch.zeros_like(own) if reason else told & (reach <= REACH)
+        unseen = unseen_pixels(self.observation)
+        certified = torch.zeros_like(own) if reason or unseen else told & (reach <= REACH)
         notes = []
         for i in (~certified).nonzero().flatten().tolist():
             why = f"other brightness or contrast has the same maps (RMSE {reach[i]:.2g}, at most {REACH:g})"
             if not told[i]:
                 why = f"mixtures with other images stay in the span (RMSE {mixed[i]:.2g}, at most {REACH:g})"
                 why = why if once[i] else "another image has the same map"
-            why = reason or why
+            why = reason or unseen or why
             if not own[i]:
                 why = f"its maps are not the recovered ones (1 - cos {angles[i]:.1g}, at most {ANGLE:g})"
             notes.append(f"{_NOTE}{i + 1}: not certified: {why}")

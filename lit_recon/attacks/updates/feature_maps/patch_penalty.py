@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
-from lit_recon.attacks.updates.feature_maps.convolutions import TokenLayer
+from lit_recon.attacks.updates.feature_maps.convolutions import TokenLayer, unseen_pixels
 from lit_recon.attacks.updates.feature_maps.input_map import (
     Passes,
     coupled,
@@ -319,17 +319,17 @@ class PatchPenalty(Penalty):
 
         Without noise the patches of the images have to span the observed entries of the gradients, and the images have
         to give those of the whole update, or the patches of each have to lie in known spans by themselves. An image is
-        certified if with another contrast it would leave far more: small gradients let wrong images cost little. And
-        no layer up to the first matched one may see it by fewer entries than it has pixels: what the matched ones see
-        would not determine it.
+        certified if with another contrast it would leave far more: small gradients let wrong images cost little. No
+        layer up to the first matched one may see it by fewer entries than it has pixels, and all have to be seen.
         """
         certified, final, notes = self._explanation(images, labels)
         if certified is None or not certified.any():  # searches ask again and again
             return certified, final, notes
         seen = entries_seen(self.observation, images, [rows.layer.name for rows in self.judged.rows])
-        few = certified & (seen < images[0].numel())
-        where = few.nonzero().flatten().tolist()
-        said = [f"image {i + 1}: not certified: {_SEEN.format(int(seen[i]), images[0].numel())}" for i in where]
+        few, unseen = seen < images[0].numel(), unseen_pixels(self.observation)
+        few = certified & (torch.ones_like(few) if unseen else few)
+        why = {i: unseen or _SEEN.format(int(seen[i]), images[0].numel()) for i in few.nonzero().flatten().tolist()}
+        said = [f"image {i + 1}: not certified: {reason}" for i, reason in why.items()]
         return certified & ~few, final, (*notes, *said)
 
     def _explanation(self, images: Tensor, labels: Tensor) -> tuple[Tensor | None, bool, tuple[str, ...]]:

@@ -20,10 +20,9 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from scipy.stats import chi2
 from torch import Tensor
-from torch.nn.functional import fold
 
 from lit_recon.attacks.base import Attack
-from lit_recon.attacks.updates.feature_maps.convolutions import PatchEmbedding, find_patch_embedding
+from lit_recon.attacks.updates.feature_maps.convolutions import PatchEmbedding, find_patch_embedding, unseen_pixels
 from lit_recon.attacks.updates.gradient_matching.matching import simulated_release
 from lit_recon.attacks.updates.labels.head import (
     ROUNDING,
@@ -329,12 +328,12 @@ class AnalyticInversion(LabelledAttack):
         labels, notes = self.labels(seen)
         inputs, error = invert(derivatives, weight)
         if embedding is not None:
-            kernel = embedding.convolution.kernel
-            inputs = fold(inputs.T[None], seen.image_shape[1:], kernel, stride=kernel)
+            inputs = embedding.convolution.fold(inputs.T[None])
         images = to_pixels(inputs, seen)
         unit = float(seen.normalization.tensors(images)[1].square().mean().sqrt())
         error *= unit
-        certified, apart = error <= CERTAIN, ""
+        unseen = "" if embedding is None else unseen_pixels(seen)
+        certified, apart = error <= CERTAIN and not unseen, ""
         if certified and distorted(derivatives, weight, CERTAIN / unit):
             certified = unexplained(_update(images, labels, seen), seen.update) < CERTAIN
         if certified:
@@ -348,6 +347,8 @@ class AnalyticInversion(LabelledAttack):
         elif error > CERTAIN:
             left = f"leave an RMSE of up to {error:.2g}" if error < torch.inf else "do not tell the image from noise"
             notes = (*notes, f"not certified: the gradients of the first layer {left}")
+        elif unseen:
+            notes = (*notes, f"not certified: {unseen}, which are left at the mean color")
         elif apart:
             notes = (*notes, f"not certified: {apart}")
         elif not certified:

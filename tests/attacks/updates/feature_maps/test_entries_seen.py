@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lit_recon.attacks.updates import PatchMatching
-from lit_recon.attacks.updates.feature_maps.convolutions import called_until
+from lit_recon.attacks.updates import MapMatching, PatchMatching
+from lit_recon.attacks.updates.feature_maps.convolutions import called_until, unseen_pixels
 from lit_recon.attacks.updates.feature_maps.input_map import entries_seen
 from lit_recon.clients import Client
 from lit_recon.models import Backbone
@@ -38,6 +38,55 @@ def test_images_are_not_certified_of_which_fewer_entries_are_seen_than_they_have
     what = r"image 1: not certified: .* sees only (\d+) entries other than zero of it, fewer than its 768 pixels"
     few = [re.search(what, note) for note in notes]
     assert [0 < int(one[1]) < 768 for one in few if one] == [True] * (not certain)
+
+
+def in_steps(kernel: int, padding: int, stem: bool = False) -> Observation:
+    """The update of a network that begins with a convolution in steps of 2, beside a `stem` that sees all pixels."""
+    torch.manual_seed(0)
+    first: nn.Module = nn.Conv2d(3, 64, kernel, stride=2, padding=padding)
+    if stem:
+        first = Sum(first, nn.Conv2d(3, 64, 4, stride=2, padding=1))
+    side = (16 + 2 * padding - kernel) // 2 + 1
+    second = nn.Conv2d(64, 256, 3, padding=1)
+    model = nn.Sequential(first, nn.ReLU(), second, nn.Flatten(), nn.Linear(256 * side**2, 5)).eval()
+    client = Client(model, image_shape=(3, 16, 16), normalization=Normalization((0.5,) * 3, (0.25,) * 3))
+    return client.observe(image(), torch.zeros(1).long())
+
+
+class Sum(nn.Module):
+    """The sum of what two layers make of their input."""
+
+    def __init__(self, one: nn.Module, other: nn.Module) -> None:
+        super().__init__()
+        self.one, self.other = one, other
+
+    def forward(self, images: Tensor) -> Tensor:
+        out: Tensor = self.one(images) + self.other(images)
+        return out
+
+
+def image() -> Tensor:
+    return torch.rand(1, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("attack", [MapMatching, PatchMatching])
+def test_images_are_not_certified_of_which_no_layer_sees_some_pixels(
+    attack: type[MapMatching | PatchMatching],
+) -> None:
+    for padding, certain in ((1, True), (0, False)):
+        penalty = attack().prepare(in_steps(3, padding))
+        certified, final, notes = penalty.certificate(image(), torch.zeros(1).long())  # the true image
+        assert certified is not None
+        assert certified.tolist() == [certain], notes
+        assert final  # no other start would tell
+        # of the last row and the last column
+        assert certain or "image 1: not certified: no layer sees 93 of its 768 pixels" in notes
+
+
+def test_pixels_are_seen_by_all_layers_of_the_images_together() -> None:
+    assert unseen_pixels(in_steps(1, 0)) == "no layer sees 576 of its 768 pixels"
+    assert unseen_pixels(in_steps(2, 0)) == ""
+    assert unseen_pixels(in_steps(1, 0, stem=True)) == ""
 
 
 def test_too_few_entries_of_one_image_leave_the_certificate_of_another() -> None:

@@ -54,9 +54,11 @@ def torchvision_transformer() -> nn.Module:
     return model
 
 
-def observe(model: nn.Module, n: int = 1, defense: Defense | None = None) -> tuple[Observation, Tensor]:
-    images = torch.rand(n, *SHAPE, generator=torch.Generator().manual_seed(5))
-    client = Client(model, defense=defense, image_shape=SHAPE, normalization=NORMALIZATION)
+def observe(
+    model: nn.Module, n: int = 1, defense: Defense | None = None, shape: tuple[int, int, int] = SHAPE
+) -> tuple[Observation, Tensor]:
+    images = torch.rand(n, *shape, generator=torch.Generator().manual_seed(5))
+    client = Client(model, defense=defense, image_shape=shape, normalization=NORMALIZATION)
     return client.observe(images, torch.arange(n), Knowledge()), images
 
 
@@ -77,6 +79,16 @@ def test_one_image_is_exact_and_certified(name: str) -> None:
     assert found.labels.tolist() == [0]
     assert found.certified is not None
     assert found.certified.tolist() == [True]
+
+
+def test_an_image_with_borders_outside_all_patches_is_not_certified() -> None:
+    torch.manual_seed(0)
+    seen, images = observe(Transformer(), shape=(3, 18, 18))
+    found = AnalyticInversion()(seen)
+    torch.testing.assert_close(found.images[..., :16, :16], images[..., :16, :16], rtol=0.0, atol=5e-4)
+    assert found.certified is not None
+    assert found.certified.tolist() == [False]
+    assert "not certified: no layer sees 204 of its 972 pixels" in found.notes[-1]
 
 
 def test_the_first_row_of_an_image_is_found_behind_a_class_token() -> None:

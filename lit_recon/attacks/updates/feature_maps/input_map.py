@@ -104,8 +104,12 @@ def concatenated(maps: Sequence[Tensor], norms: Tensor | None = None) -> Tensor:
 
 
 def centered(observation: Observation) -> bool:
-    """Whether the client's BatchNorm layers use statistics of its batch: gradients show patches less their mean."""
-    return observation.operator.batch_norm == "train" and bool(_norms(observation))
+    """Whether BatchNorm layers of the client use statistics of its batch: gradients show patches less their mean.
+
+    Those without running statistics do so in either mode.
+    """
+    train = observation.operator.batch_norm == "train"
+    return any(train or norm.running_mean is None for norm in _norms(observation).values())
 
 
 def coupled(observation: Observation) -> bool:
@@ -283,7 +287,7 @@ class Passes:
             [torch.arange(size) + (client * batches + batch) * size for client in range(clients)]
             for batch in range(batches)
         ]
-        if mode == "eval":
+        if not centered(observation):
             chosen = [[torch.cat(parts)] for parts in chosen]
         self._chosen = [chosen[step % batches] for step in range(len(weights))]
         self._told = bool(known_statistics(observation))

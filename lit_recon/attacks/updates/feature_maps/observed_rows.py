@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lit_recon.attacks.updates.feature_maps.completion import CompletedMatrix, complete
 from lit_recon.attacks.updates.feature_maps.convolutions import Convolution, TokenLayer, defense_hides, hidden_entries
-from lit_recon.attacks.updates.feature_maps.input_map import Passes
+from lit_recon.attacks.updates.feature_maps.input_map import Passes, centered
 from lit_recon.attacks.updates.gradient_matching.parametrizations import cosines
 from lit_recon.clients import LocalSteps
 from lit_recon.clients.aggregate import one_client
@@ -313,7 +313,7 @@ def completed_rows(rows: ObservedRows, observation: Observation) -> ObservedRows
     gradient = without_censored(observation).update[f"{rows.layer.name}.weight"].detach().flatten(1)
     exact = gradient.cpu().double()
     # behind statistics of the batch the patches are used one direction less
-    ranks = (rows.patches - 1, rows.patches) if observation.operator.batch_norm == "train" else (rows.patches,)
+    ranks = (rows.patches - 1, rows.patches) if centered(observation) else (rows.patches,)
     for rank in ranks:
         found = complete(exact, exact != 0, rank) if rank else "nothing to complete"
         if isinstance(found, CompletedMatrix):

@@ -20,6 +20,7 @@ from lit_recon.attacks.updates.feature_maps.convolutions import (
     covers_everything,
     patch_span,
 )
+from lit_recon.attacks.updates.feature_maps.input_map import centered
 from lit_recon.clients.gradient import pure_copy
 from lit_recon.records import Observation
 from lit_recon.solving import least_squares
@@ -48,14 +49,14 @@ class StridedMaps(NamedTuple):
 
 
 def standing_between(observation: Observation, before: Convolution, behind: Convolution) -> Between | None:
-    """Scale and shift between two convolutions in evaluation mode, from noise images; None for other operations.
+    """Scale and shift between two convolutions, from noise images; None for other operations, or statistics of a batch.
 
     Args:
         observation: of the public model.
         before: its output is scaled, shifted and rectified.
         behind: the next convolution.
     """
-    if observation.operator.batch_norm == "train" or before.channels != behind.shape[0]:
+    if centered(observation) or before.channels != behind.shape[0]:
         return None
     model = pure_copy(observation.model, "eval")
     seen: dict[str, Tensor] = {}
@@ -78,10 +79,10 @@ def standing_between(observation: Observation, before: Convolution, behind: Conv
     active = (given > 0).double()
     counts = active.sum(1).clamp_min(1)
     means = (active * output).sum(1) / counts, (active * given).sum(1) / counts
-    centered = active * (output - means[0][:, None]), active * (given - means[1][:, None])
-    spread = centered[0].square().sum(1)
+    around = active * (output - means[0][:, None]), active * (given - means[1][:, None])
+    spread = around[0].square().sum(1)
     known = spread > 1e-12 * spread.max()  # a channel that noise never activates is unknown and left out
-    scale = torch.where(known, (centered[0] * centered[1]).sum(1) / spread.clamp_min(1e-300), torch.nan)
+    scale = torch.where(known, (around[0] * around[1]).sum(1) / spread.clamp_min(1e-300), torch.nan)
     shift = means[1] - scale * means[0]
     told = torch.relu(scale[:, None] * output + shift[:, None])[known]
     if not known.any() or float((told - given[known]).norm()) > 1e-4 * float(given[known].norm()):

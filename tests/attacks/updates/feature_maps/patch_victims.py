@@ -26,10 +26,16 @@ def victim(
     rule: Rule = GradientOperator,
     activation: nn.Module | None = None,
     knowledge: Knowledge | None = None,
+    running: bool = True,
 ) -> Observation:
-    """A convolution with 64 channels at 16 places of an image of 8 x 8 pixels, behind 48 maps."""
+    """A convolution with 64 channels at 16 places of an image of 8 x 8 pixels, behind 48 maps.
+
+    `running`: the BatchNorm layer before it has running statistics; without them it uses the batch's in either mode.
+    """
     torch.manual_seed(0)
     model = Backbone(Shallow(8, 64), 5, Normalization((0.5,) * 3, (0.25,) * 3)).eval()
+    if not running:
+        model.trunk.layers[1] = nn.BatchNorm2d(48, track_running_stats=False)
     if activation is not None:
         model.trunk.layers[2] = activation
     client = Client(model, mode, defense, rule)  # type: ignore[arg-type]

@@ -263,3 +263,11 @@ def test_only_a_scale_a_shift_and_a_relu_may_stand_between(
         scale = (1 + model.norm.eps) ** -0.5
         torch.testing.assert_close(between.scale, torch.full((8,), scale).double(), rtol=1e-4, atol=0)
         torch.testing.assert_close(between.shift, -scale * model.norm.running_mean.double(), rtol=1e-4, atol=1e-6)
+
+
+def test_statistics_of_a_batch_may_not_stand_between(photographs: Tensor) -> None:
+    model = TwoConvolutions(nn.ReLU()).eval()
+    model.norm = nn.BatchNorm2d(8, track_running_stats=False)
+    seen = Client(model, "eval").observe(photographs[:2], torch.tensor([0, 1]))
+    before, behind = find_convolutions(seen)
+    assert standing_between(seen, before, behind) is None

@@ -224,9 +224,10 @@ def test_statistics_are_used_where_they_are_those_of_one_batch_in_training(image
     assert not known_statistics(seen)
 
 
-@pytest.mark.parametrize("known", ["batch", "running"])
-def test_searches_keep_the_statistics_of_clients_apart(images: Tensor, known: Any) -> None:
-    seen = victim(images, None, mode="train", rule=two_clients, knowledge=Knowledge(batch_norm=known))
+@pytest.mark.parametrize(("known", "mode"), [("batch", "train"), ("running", "train"), ("running", "eval")])
+def test_searches_keep_the_statistics_of_clients_apart(images: Tensor, known: Any, mode: str) -> None:
+    told = Knowledge(batch_norm=known)
+    seen = victim(images, None, mode=mode, rule=two_clients, knowledge=told, running=mode == "train")
     passes = Passes(seen, ["trunk.layers.3"])
     [maps], misfit = passes.with_misfit(images)
     assert misfit is None

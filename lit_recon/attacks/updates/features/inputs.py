@@ -319,25 +319,29 @@ class InputMatching:
 
 
 class LayerInputs(nn.Module):
-    """Inputs of a linear layer for candidate images at the public weights, `(n, d)`, differentiable."""
+    """Inputs of a linear layer for candidate images at the public weights, `(n, d)`, differentiable.
+
+    BatchNorm takes statistics of each client's and each mini-batch's equal share of the images, in order.
+    """
 
     def __init__(self, observation: Observation, layer: str) -> None:
         super().__init__()
         mode: BatchNormMode = observation.operator.batch_norm
         self.model = pure_copy(observation.model, mode)
         self.public: Mapping[str, Tensor] = {**observation.parameters, **observation.buffers}
-        self.seen: Tensor | None = None
+        self.parts = observation.operator.parts
+        self.seen: list[Tensor] = []
         self.model.get_submodule(layer).register_forward_pre_hook(self._note)
 
     def _note(self, _: nn.Module, given: tuple[Tensor, ...]) -> None:
-        self.seen = given[0]
+        self.seen.append(given[0])
 
     def forward(self, images: Tensor) -> Tensor:
         """Inputs of the layer for images `(n, c, h, w)` in [0, 1]."""
-        torch.func.functional_call(self.model, dict(self.public), (images,))
-        assert self.seen is not None
-        seen, self.seen = self.seen, None
-        return seen
+        for share in images.split(max(1, len(images) // self.parts)):
+            torch.func.functional_call(self.model, dict(self.public), (share,))
+        seen, self.seen = self.seen, []
+        return torch.cat(seen)
 
 
 @dataclass(frozen=True)

@@ -112,8 +112,9 @@ def assigned(recovered: RecoveredFeatures, features: Tensor, labels: Tensor | No
 class FeatureMap:
     """Features of candidate images at the input of the wide feature layer, `(n, d)` of unit norm, differentiable.
 
-    Uses the observation's parameters and buffers; `batch_norm` is the mode of BatchNorm layers in the client. A model
-    without a wide feature layer raises an `UnsupportedModelError`.
+    Uses the observation's parameters and buffers; `batch_norm` is the mode of BatchNorm layers in the client. Every
+    client and every mini-batch has statistics of its own equal share of the images, in order. A model without a wide
+    feature layer raises an `UnsupportedModelError`.
     """
 
     def __init__(self, observation: Observation, batch_norm: BatchNormMode = "eval") -> None:
@@ -125,11 +126,12 @@ class FeatureMap:
         self._module = _Directions(pure_copy(observation.model, batch_norm))
         public = {**observation.parameters, **observation.buffers}
         self._public = {f"model.{name}": value for name, value in public.items()}
+        self._parts = observation.operator.parts
 
     def __call__(self, images: Tensor) -> Tensor:
         """Features of images `(n, c, h, w)` in [0, 1]."""
-        features: Tensor = torch.func.functional_call(self._module, self._public, (images,))
-        return features
+        shares = images.split(max(1, len(images) // self._parts))
+        return torch.cat([torch.func.functional_call(self._module, self._public, (share,)) for share in shares])
 
 
 class _Directions(nn.Module):

@@ -12,6 +12,7 @@ from lit_recon.attacks.updates.features.exact import ExactRecovery
 from lit_recon.attacks.updates.features.layer import RecoveredFeatures
 from lit_recon.attacks.updates.features.matching import (
     FeatureMap,
+    FeatureMatching,
     FeatureTerm,
     SignedCosine,
     SquaredCosine,
@@ -21,7 +22,8 @@ from lit_recon.attacks.updates.features.matching import (
 from lit_recon.clients import Client
 from lit_recon.errors import ConfigError, UnsupportedModelError
 from lit_recon.models import MLP, Backbone, ResNet18, WideFeatureLayer
-from lit_recon.records import Normalization
+from lit_recon.records import BatchNormMode, Normalization
+from tests.attacks.updates.feature_maps.patch_victims import two_clients
 
 SHAPE = (1, 8, 8)
 
@@ -90,6 +92,20 @@ def test_features_of_candidates_are_those_that_were_recovered() -> None:
     (slope,) = torch.autograd.grad(value, candidates)
     assert slope.isfinite().all()
     assert float(term(FeatureMap(seen)(images.flip(0)), targets)) > 0.05
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_features_of_clients_are_those_by_the_statistics_of_their_own_images(mode: BatchNormMode) -> None:
+    torch.manual_seed(0)
+    layer = WideFeatureLayer(32, 512, 0, "gelu")
+    model = Backbone(ResNet18((3, 8, 8), width=4), 10, Normalization((0.5,) * 3, (0.3,) * 3), layer).eval()
+    images = torch.rand(4, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    layer.set_center(model.features(images.flip(3)).detach())
+    seen = Client(model, mode, rule=two_clients).observe(images, torch.arange(4))
+    penalty = FeatureMatching(ExactRecovery(), SignedCosine(1.0)).prepare(seen)
+    assert penalty.recovered.exact
+    targets = penalty.targets(images, torch.arange(4))
+    assert float(penalty.penalty(images, targets, 0.0)) < 1e-5
 
 
 def test_models_without_the_layer_are_refused() -> None:

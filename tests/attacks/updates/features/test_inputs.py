@@ -24,6 +24,7 @@ from lit_recon.clients import Client, ClientSettings, LocalTraining
 from lit_recon.defenses import Defense, GaussianNoise, GradientPruning
 from lit_recon.errors import ConfigError, ThreatModelError, UnsupportedModelError
 from lit_recon.records import Knowledge, Normalization, Observation
+from tests.attacks.updates.feature_maps.patch_victims import two_clients
 
 SHAPE = (1, 12, 12)
 
@@ -178,6 +179,16 @@ def test_images_are_those_of_their_labels() -> None:
     targets = penalty.targets(images, reverse)
     order = torch.cdist(targets.double(), true_inputs(seen, 6)).argmin(dim=1)
     assert torch.equal(labels[order], reverse)
+
+
+def test_clients_have_inputs_by_the_statistics_of_their_own_images() -> None:
+    model, norm = network(), Normalization((0.5,), (0.25,))
+    model[0] = nn.Sequential(model[0], nn.BatchNorm2d(8))  # type: ignore[index, operator]
+    client = Client(model, "train", rule=two_clients, image_shape=SHAPE, normalization=norm)
+    seen = client.observe(*batch(4), Knowledge(labels=True))
+    distance, which = errors(NonNegativeInputs()(seen).inputs, true_inputs(seen, 4))
+    assert sorted(which.tolist()) == [0, 1, 2, 3]
+    assert float(distance.max()) < 1e-4  # with the statistics of all images 0.04
 
 
 def test_candidates_come_to_the_inputs() -> None:

@@ -64,12 +64,13 @@ class RecoveredInputs:
 
     Attributes:
         layer: its name.
-        inputs: `(r, d)` float64, with their scale; `r` of the batch's `n`.
+        inputs: `(r, d)` float64, with their scale, or of unit norm; `r` of the batch's `n`.
         zeros: number of entries `(r,)` that are zero in each; entries that repeat others in every input count only
             where they are zero in all of them.
-        labels: `(r,)` the class of each, from the head's gradient; None where there is no linear head. Exact where all
-            inputs were found.
+        labels: `(r,)` the class of each, from the head's gradient; None where there is no linear head, or the scale
+            of its inputs is not known. Exact where all inputs were found.
         notes: how they were found.
+        scaled: whether a gradient of the layer's bias told the scale of the inputs.
     """
 
     layer: str
@@ -77,6 +78,7 @@ class RecoveredInputs:
     zeros: Tensor
     labels: Tensor | None
     notes: tuple[str, ...]
+    scaled: bool = True
 
 
 class NonNegativeInputs:
@@ -137,8 +139,10 @@ class NonNegativeInputs:
                 f"no input of {layer} was found: none of {self.starts} vertices has {least} zeros; fewer images, or "
                 "attack without it"
             )
-        inputs = self._scaled(found @ right[:n], released, layer)
-        labels = self._labels(observation, released, layer, inputs)
+        bias = released.get(f"{layer}.bias")
+        scaled = bias is not None and bool(bias.any())
+        inputs = self._scaled(found @ right[:n], released, layer) if scaled else found @ right[:n]
+        labels = self._labels(observation, released, layer, inputs, scaled)
         rounded = cone.coarse <= _ZERO
         error = "rounding" if rounded else f"an error of about {cone.error(found):.1g} of their largest number"
         note = (
@@ -147,7 +151,8 @@ class NonNegativeInputs:
         )
         note += f", {repeated} repetitions of others not counted" if repeated else ""
         note += f", {least} are needed" if n > 1 else ""
-        return RecoveredInputs(layer, inputs, zeros + int((~active).sum()), labels, (note,))
+        note += "" if scaled else "; their scales are unknown, as no gradient of a bias tells them"
+        return RecoveredInputs(layer, inputs, zeros + int((~active).sum()), labels, (note,), scaled)
 
     def _vertices(self, cone: _Cone, least: int) -> tuple[Tensor, Tensor]:
         """Coordinates `(r, n)` of independent vectors with at least so many zeros, and their numbers of zeros."""
@@ -186,20 +191,19 @@ class NonNegativeInputs:
 
     def _scaled(self, vectors: Tensor, released: Update, layer: str) -> Tensor:
         """The inputs with the scale that the gradient of the bias, the same mixture of ones, tells."""
-        bias = released.get(f"{layer}.bias")
-        gradient = exact(released[f"{layer}.weight"])
-        scale: Tensor = vectors.norm(dim=1)
-        if bias is not None and bias.any():
-            mixing = least_squares(gradient.T, vectors.T).T
-            scale = mixing @ exact(bias)
-        inputs: Tensor = vectors / scale[:, None]
+        mixing = least_squares(exact(released[f"{layer}.weight"]).T, vectors.T).T
+        inputs: Tensor = vectors / (mixing @ exact(released[f"{layer}.bias"]))[:, None]
         return inputs
 
-    def _labels(self, observation: Observation, released: Update, layer: str, inputs: Tensor) -> Tensor | None:
-        """Classes from the head's gradient, whose inputs follow from those of the layer."""
+    def _labels(
+        self, observation: Observation, released: Update, layer: str, inputs: Tensor, scaled: bool
+    ) -> Tensor | None:
+        """Classes from the head's gradient, whose inputs follow from those of the layer; of any scale if it is that."""
         try:
             head = find_head(observation, "NonNegativeInputs")[0]
         except UnsupportedModelError:
+            return None
+        if not scaled and head != f"{layer}.weight":
             return None
         images = torch.zeros(len(inputs), *observation.image_shape)
         calls = linear_calls(observation, images, replaced={layer: inputs})[1]
@@ -369,5 +373,7 @@ class InputPenalty(Penalty):
     def penalty(self, images: Tensor, targets: Tensor, progress: float) -> Tensor:
         known = ~targets[:, 0].isnan()
         inputs, wanted = self.inputs_of(images)[known], targets[known]
+        if not self.recovered.scaled:
+            inputs, wanted = nn.functional.normalize(inputs, dim=1), nn.functional.normalize(wanted, dim=1)
         errors: Tensor = (inputs - wanted).square().sum(dim=1) / wanted.square().sum(dim=1)
         return self.weight * errors.mean()

@@ -191,6 +191,25 @@ def test_clients_have_inputs_by_the_statistics_of_their_own_images() -> None:
     assert float(distance.max()) < 1e-4  # with the statistics of all images 0.04
 
 
+def test_inputs_without_a_gradient_of_the_bias_are_known_up_to_their_scales() -> None:
+    model = network()
+    model[4] = nn.Linear(200, 64, bias=False)  # type: ignore[index, operator]
+    images, labels = batch(3)
+    seen = client(model).observe(images, labels, Knowledge(labels=True))
+    penalty = InputMatching().prepare(seen)
+    assert "are known up to rounding" in penalty.notes[0]
+    assert penalty.notes[0].endswith("; their scales are unknown, as no gradient of a bias tells them")
+    assert penalty.recovered.labels is None  # the head's inputs depend on the scales
+    order = torch.cdist(penalty.recovered.inputs, nn.functional.normalize(true_inputs(seen, 3))).argmin(dim=1)
+    assert float(penalty.penalty(images[order], penalty.targets(images, labels), 0.0)) < 1e-8
+    # the labels of a head depend on directions only
+    head = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(200, 10, bias=False))
+    seen = client(head).observe(images, labels, Knowledge(labels=False))
+    found = NonNegativeInputs()(seen)
+    assert found.labels is not None
+    assert torch.equal(found.labels, labels[errors(found.inputs, nn.functional.normalize(true_inputs(seen, 3)))[1]])
+
+
 def test_candidates_come_to_the_inputs() -> None:
     seen = client().observe(*batch(4), Knowledge(labels=True))
     solver = Adam(lr=0.05, signed=False)

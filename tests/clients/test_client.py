@@ -77,6 +77,7 @@ def test_knowledge_decides_what_is_seen(model: Backbone, batch: tuple) -> None:
         (torch.rand(0, *SHAPE), torch.tensor([], dtype=torch.int64), "takes images"),
         (torch.rand(2, *SHAPE) * 255, torch.tensor([0, 1]), r"in \[0, 1\]"),
         (torch.rand(2, *SHAPE) - 0.5, torch.tensor([0, 1]), r"in \[0, 1\]"),
+        (torch.rand(2, *SHAPE).index_fill(0, torch.tensor(1), torch.nan), torch.tensor([0, 1]), r"in \[0, 1\]"),
         (torch.zeros(2, *SHAPE, dtype=torch.uint8), torch.tensor([0, 1]), "float"),
         (torch.rand(2, *SHAPE), torch.tensor([0, 5]), r"0\.\.4"),
         (torch.rand(2, *SHAPE), torch.tensor([-1, 0]), r"0\.\.4"),

@@ -233,7 +233,9 @@ def _prepared(
         truth = checked_truth(recorded.truth["images"], recorded.truth.get("labels", none), n, public.image_shape)
     known = None if labels is None else torch.as_tensor(labels).long()
     if known is not None and tuple(known.shape) != (n,):
-        raise ConfigError(f"labels must name the class of each of the {n} images; got {len(known)}")
+        shape = tuple(known.shape)
+        hint = ": give labels.argmax(1)" if shape == (n, public.n_classes) else ""
+        raise ConfigError(f"labels must be ({n},), the class of each of the {n} images; got {shape}{hint}")
     if known is not None and not ((known >= 0) & (known < public.n_classes)).all():
         raise ConfigError(f"labels must be classes from 0 to {public.n_classes - 1}; got {known.tolist()}")
     sent = {**evidence.sent, **evidence.buffers}

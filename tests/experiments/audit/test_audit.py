@@ -248,8 +248,11 @@ def test_settings_that_contradict_are_refused(tmp_path: Path) -> None:
         AuditSettings().read()
     with pytest.raises(ConfigError, match="leave before and sent out"):
         AuditSettings(record=tmp_path / "a", before=tmp_path / "b", sent=tmp_path / "c").read()
-    with pytest.raises(ConfigError, match="labels must name the class of each of the 2 images"):
-        audited(2, labels=[1])
+    for given, told in (([1], r"\(1,\)$"), (torch.eye(10)[:2], r"\(2, 10\): give labels\.argmax\(1\)$")):
+        with pytest.raises(ConfigError, match=rf"labels must be \(2,\), the class of each of the 2 images; got {told}"):
+            audited(2, labels=given)
+    with pytest.raises(ConfigError, match=r"labels must be \(1,\), .* got \(\)$"):
+        audited(1, labels=torch.tensor(3))
     with pytest.raises(ShapeError, match="the true images must be"):
         audited(2, replace(update(mlp(), 2), truth={"images": images(3)}))
     with pytest.raises(ShapeError, match="pixels in"):

@@ -187,6 +187,15 @@ class Defense:
         std = self.released_std(n_examples)
         return Noise("gaussian", std) if std else None
 
+    def adds_noise(self, n_examples: int) -> bool:
+        """Whether the defense adds noise to gradients or the update, or may, as far as is known."""
+        if not {Stage.PER_EXAMPLE, Stage.UPDATE} & {*self.stages}:
+            return False
+        try:
+            return self.released_noise(n_examples) is not None
+        except ConfigError:
+            return True
+
     @property
     def reads_zeros(self) -> bool:
         """Whether `simulate` takes from the zeros of the observed update which coordinates were dropped."""

@@ -134,6 +134,10 @@ class Chain(Defense):
             before = defense if defense.reads_zeros else before
         return noise
 
+    def adds_noise(self, n_examples: int) -> bool:
+        """Whether any of the chained defenses does."""
+        return any(defense.adds_noise(n_examples) for defense in self.defenses)
+
     @property
     def reads_zeros(self) -> bool:
         """Whether that of any of the chained defenses does."""

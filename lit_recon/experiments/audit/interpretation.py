@@ -190,19 +190,11 @@ def interpret(
     return replace(found, findings=tuple(findings))
 
 
-def has_noise(defense: Defense, n_examples: int) -> bool:
-    """Whether the defense adds noise, or may, as far as is known."""
-    try:
-        return defense.released_noise(n_examples) is not None
-    except ConfigError:
-        return True
-
-
 def keeps_values(defense: Defense, update: Update, n_examples: int) -> bool:
     """Whether entries that left the client have the values that it computed; others may be missing."""
     if not {Stage.PER_EXAMPLE, Stage.UPDATE} & {*defense.stages}:
         return True
-    if Stage.PER_EXAMPLE in defense.stages or has_noise(defense, n_examples):
+    if Stage.PER_EXAMPLE in defense.stages or defense.adds_noise(n_examples):
         return False
     return _keeps_size(defense, update)
 

@@ -24,7 +24,7 @@ from lit_recon.defenses import (
 )
 from lit_recon.errors import ConfigError, LitReconError
 from lit_recon.experiments.audit.attacks import NO_TIME, Outcome, best, check_kept, run_attacks
-from lit_recon.experiments.audit.interpretation import Interpretation, has_noise
+from lit_recon.experiments.audit.interpretation import Interpretation
 from lit_recon.experiments.audit.page import effect
 from lit_recon.metrics import metrics_of, score_batch
 from lit_recon.records import Differentiable, Observation, Update
@@ -139,12 +139,12 @@ def known_defense(found: Interpretation, given: Defense | None) -> Defense | Non
     """What the attacker simulates: the given defense of the client, and that tensors, or entries, were not sent.
 
     With noise, no density is known for what is left out after it: entries in scattered places are then compared, and
-    with DP-SGD tensors that were not sent, too.
+    where the noise is that of DP-SGD, or follows a defense of the batch, tensors that were not sent, too.
     """
     if given is None or found.simulated is None or given.reads_zeros:
         return given or found.simulated
     assert found.known.batch_size is not None
-    noisy = has_noise(given, found.known.batch_size)
+    noisy = given.adds_noise(found.known.batch_size)
     unsent = [name for name, value in found.update.items() if not value.any()]
     excluded = [ExcludedVariables(unsent)] if unsent else []
     if {*given.stages} <= {Stage.UPDATE}:

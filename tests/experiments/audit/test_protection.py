@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 import lit_recon
 from lit_recon.attacks.updates.gradient_matching.matching import update_distance
@@ -20,6 +21,8 @@ from lit_recon.defenses import (
     GradientClipping,
     GradientDropout,
     GradientPruning,
+    MixUp,
+    NetworkDropout,
     OptimalGradientPruning,
     PerExampleClipping,
 )
@@ -29,7 +32,7 @@ from lit_recon.experiments.audit.page import _outcome
 from lit_recon.experiments.audit.protection import DEFENSES, defend, known_defense, measure_protection
 from lit_recon.experiments.audit.score import AuditResult
 from lit_recon.models import public_model
-from lit_recon.records import Observation, Reconstruction
+from lit_recon.records import Batch, Observation, Reconstruction
 from tests.experiments.audit.updates import NORMALIZATION, SHAPE, images, interpreted, labels, mlp, update
 
 
@@ -135,8 +138,22 @@ def test_attacks_that_were_not_tried_are_tried_behind_defenses(reason: str, monk
     assert tried == [["geiping2020", "analytic"]]
 
 
+CLIPPED = [GradientClipping(10.0), PerExampleClipping(10.0)]
+
+
+class Flipped(Defense):
+    """Turns images around."""
+
+    def transform_batch(self, batch: Batch, model: nn.Module, generator: torch.Generator) -> Batch:
+        return batch._replace(images=batch.images.flip(3))
+
+
+#: They change no gradient, and so add no noise to one.
+OF_BATCH = [NetworkDropout(0.5, ["3"]), MixUp(1.0), Flipped()]
+
+
 @pytest.mark.parametrize("kept", [None, GradientDropout(0.5)], ids=str)
-@pytest.mark.parametrize("own", [GradientClipping(10.0), PerExampleClipping(10.0)], ids=str)
+@pytest.mark.parametrize("own", [*CLIPPED, *OF_BATCH, Chain([OF_BATCH[0], CLIPPED[1]])], ids=str)
 def test_what_was_not_sent_is_unknown_beside_a_defense_of_the_client(
     own: Defense, kept: GradientDropout | None
 ) -> None:

@@ -95,13 +95,17 @@ class NetworkDropout(Defense):
 
     def prepare(self, model: nn.Module, batch_norm: BatchNormMode = "eval") -> nn.Module:
         """A copy of the model with a mask before every layer."""
+        from lit_recon.models.layers import layers_with_weights  # commands without this defense do not load it
+
         prepared = copy.deepcopy(model)
-        modules = dict(prepared.named_modules())
+        linear = {name: own for name, own in layers_with_weights(prepared).items() if isinstance(own, nn.Linear)}
         for name in self.layers:
-            layer = modules.get(name)
-            if not isinstance(layer, nn.Linear):
-                linear = [other for other, module in modules.items() if isinstance(module, nn.Linear)]
-                raise UnsupportedModelError(f"NetworkDropout needs a linear layer {name!r}; the model has {linear}")
+            layer = linear.get(name)
+            if layer is None:
+                raise UnsupportedModelError(
+                    f"NetworkDropout needs a linear layer {name!r} with a weight of its own, neither parametrized nor "
+                    f"tied to another; the model has {[*linear]}: name some of these in layers"
+                )
             if hasattr(layer, _MASK):
                 raise ConfigError(f"NetworkDropout: layer {name!r} already has dropout: list each layer once")
             layer.register_buffer(_MASK, layer.weight.new_ones(1, layer.in_features), persistent=False)

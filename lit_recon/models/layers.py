@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Literal
@@ -48,6 +49,16 @@ def dense_layers(sizes: Sequence[int], activation: str) -> list[nn.Module]:
     for inputs, outputs in pairwise(sizes):
         layers += [nn.Linear(inputs, outputs), activation_layer(activation)]
     return layers
+
+
+def layers_with_weights(model: nn.Module) -> dict[str, nn.Module]:
+    """The layers by name whose `weight` is a parameter of theirs alone, so that its gradient is that of one layer.
+
+    Parametrized weights, as by `weight_norm`, are no parameters; tied ones are parameters of several layers.
+    """
+    uses = Counter(id(value) for layer in model.modules() for value in layer.parameters(recurse=False))
+    own = {name: dict(layer.named_parameters(recurse=False)) for name, layer in model.named_modules()}
+    return {name: layer for name, layer in model.named_modules() if uses[id(own[name].get("weight"))] == 1}
 
 
 def norm_layer(name: str, channels: int) -> nn.Module:

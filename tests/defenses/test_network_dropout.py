@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 
 from lit_recon.defenses import (
     Batch,
@@ -154,6 +156,10 @@ def test_rates_that_often_drop_no_input_leave_the_mask_exact(model: Backbone) ->
 def test_unknown_and_repeated_layers_are_refused(model: Backbone) -> None:
     with pytest.raises(UnsupportedModelError, match=r"'tail'.*\['head'\]"):
         NetworkDropout(0.5, ["tail"]).prepare(model)
+    normed = copy.deepcopy(model)
+    weight_norm(normed.head)
+    with pytest.raises(UnsupportedModelError, match=r"'head' with a weight of its own, .* the model has \[\]"):
+        NetworkDropout(0.5).prepare(normed)
     defense = NetworkDropout(0.5)
     with pytest.raises(ConfigError, match="already"):
         defense.prepare(defense.prepare(model))

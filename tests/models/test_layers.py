@@ -7,9 +7,10 @@ from typing import get_args
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 
 from lit_recon.errors import ConfigError
-from lit_recon.models.layers import Activation, Norm, activation_layer, norm_layer
+from lit_recon.models.layers import Activation, Norm, activation_layer, layers_with_weights, norm_layer
 
 
 @pytest.mark.parametrize("name", get_args(Activation))
@@ -42,3 +43,16 @@ def test_an_unknown_name_is_refused(build: object, word: str) -> None:
     arguments = ("swish",) if build is activation_layer else ("swish", 4)
     with pytest.raises(ConfigError, match=f"{word} must be .* got 'swish'"):
         build(*arguments)  # type: ignore[operator]  # two signatures in one table
+
+
+def test_weights_of_one_layer_alone() -> None:
+    """Not those that are parametrized, or tied, under whichever name; a layer with two names is one layer."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3))
+    assert list(layers_with_weights(model)) == ["0", "2", "3", "4"]
+    model[4].weight = model[2].weight
+    assert list(layers_with_weights(model)) == ["0", "3"]
+    model.head = model[3]
+    assert list(layers_with_weights(model)) == ["0", "3"]
+    weight_norm(model[0])
+    assert list(layers_with_weights(model)) == ["3"]
+    assert list(layers_with_weights(model[3])) == [""]

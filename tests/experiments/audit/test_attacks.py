@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
 
 import lit_recon
 from lit_recon.attacks.base import Attack
@@ -67,6 +68,24 @@ def test_an_outcome_of_another_update_is_refused(other: str, tmp_path: Path) -> 
     with pytest.raises(ConfigError, match=r"analytic\.safetensors must be the outcome .* choose another folder, or"):
         audited(tmp_path, change(recorded), **how)
     assert path.read_bytes() == before
+
+
+def strided() -> nn.Module:
+    """A convolution with fewer positions than outputs."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(1, 32, 5, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(128, 10))
+
+
+@pytest.mark.parametrize(
+    ("build", "layer", "name"), [(strided, 0, "feature_maps"), (convnet, 3, "layer_inputs"), (convnet, 5, "analytic")]
+)
+def test_attacks_do_without_the_gradient_of_a_parametrized_weight(
+    build: Callable[[], nn.Module], layer: int, name: str
+) -> None:
+    model = build()
+    weight_norm(model.get_submodule(f"{layer}"))
+    result = lit_recon.audit(model, update(model, 1), SHAPE, NORMALIZATION, attacks=[name], minutes=0.02)
+    assert result.outcomes[0].reason or result.outcomes[0].found
 
 
 def test_a_defended_outcome_of_another_update_is_refused(tmp_path: Path) -> None:

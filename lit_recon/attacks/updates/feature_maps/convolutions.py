@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_recon.clients.gradient import pure_copy
+from lit_recon.models.layers import layers_with_weights
 from lit_recon.records import Observation
 
 #: Number of noise images for a forward pass that records the layers' inputs.
@@ -185,7 +186,8 @@ def _called_once(observation: Observation) -> Iterator[tuple[str, nn.Module, tup
 
         module.register_forward_hook(note)
 
-    layers = {name: module for name, module in model.named_modules() if _is_plain(module) or _is_linear(module)}
+    own = layers_with_weights(model).items()
+    layers = {name: module for name, module in own if _is_plain(module) or _is_linear(module)}
     for name, module in layers.items():
         listen(name, module)
     with torch.no_grad():

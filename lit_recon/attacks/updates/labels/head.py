@@ -13,6 +13,7 @@ from lit_recon.clients.aggregate import one_client
 from lit_recon.clients.gradient import pure_copy
 from lit_recon.clients.local_steps import LocalSteps
 from lit_recon.errors import ThreatModelError, UnsupportedModelError
+from lit_recon.models.layers import layers_with_weights
 from lit_recon.records import BatchNormMode, Observation, Update
 from lit_recon.solving import least_squares
 
@@ -57,7 +58,8 @@ def linear_calls(
 ) -> tuple[Tensor, dict[str, list[tuple[Tensor, Tensor]]]]:
     """Logits of the public model, and inputs and outputs of its linear layers by name, both in the order of calls.
 
-    The inputs of some layers can be `replaced` by others, by the name of the layer.
+    Layers whose weight is no parameter of theirs alone are left out: the update has no gradient of theirs. The inputs
+    of some layers can be `replaced` by others, by the name of the layer.
     """
     model = pure_copy(observation.model, batch_norm)
     calls: dict[str, list[tuple[Tensor, Tensor]]] = {}
@@ -68,7 +70,7 @@ def linear_calls(
     for name, others in (replaced or {}).items():
         own = others.to(observation.like)
         model.get_submodule(name).register_forward_pre_hook(lambda _, given, own=own: (own,))
-    for name, layer in model.named_modules():
+    for name, layer in layers_with_weights(model).items():
         if isinstance(layer, nn.Linear):
             layer.register_forward_hook(lambda _, given, returned, name=name: note(name, given[0], returned))
     public = {**observation.parameters, **observation.buffers}
@@ -89,8 +91,8 @@ def find_head(observation: Observation, what: str) -> tuple[str, str | None]:
     if not heads:
         raise UnsupportedModelError(
             f"{what} needs the gradient of a torch.nn.Linear layer that returns the {observation.n_classes} logits; "
-            f"{type(observation.model).__name__} has no such layer (linear layers: {', '.join(calls) or 'none'}): "
-            "reveal the labels and use KnownLabels, or optimize them with JointLabels"
+            f"{type(observation.model).__name__} has no such layer (linear layers with a weight of their own: "
+            f"{', '.join(calls) or 'none'}): reveal the labels and use KnownLabels, or optimize them with JointLabels"
         )
     weight, bias = (f"{heads[-1]}.{part}".lstrip(".") for part in ("weight", "bias"))
     return weight, bias if bias in observation.parameters else None

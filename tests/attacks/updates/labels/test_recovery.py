@@ -104,7 +104,7 @@ def test_head_is_the_layer_that_returns_the_logits(model: nn.Module, weight: str
 
 
 def test_model_without_a_head_is_refused() -> None:
-    expected = r"HeadCounts needs .* 4 logits; Functional has no such layer \(linear layers: hidden\): .*KnownLabels"
+    expected = r"HeadCounts needs .* 4 logits; Functional has no such layer \(linear .* own: hidden\): .*KnownLabels"
     with pytest.raises(UnsupportedModelError, match=expected):
         HeadCounts().check(observe(Functional(), [0, 1]))
 

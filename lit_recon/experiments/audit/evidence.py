@@ -121,6 +121,27 @@ def without_frozen(evidence: Evidence, change: Mapping[str, Tensor], findings: l
     return replace(evidence, sent={name: value for name, value in evidence.sent.items() if name not in frozen})
 
 
+def frozen_parameters(
+    evidence: Evidence, change: Mapping[str, Tensor], model: nn.Module, steps: int, findings: list[Finding]
+) -> tuple[str, ...]:
+    """Parameters that stay in simulated steps: frozen ones that were sent, and of the others those without a gradient.
+
+    The model's `requires_grad` tells of parameters that were not sent, unless it is false for some that changed.
+    """
+    parameters = dict(model.named_parameters())
+    told = all(parameters[name].requires_grad for name, value in change.items() if value.any())
+    unsent = [name for name in parameters if name not in change]
+    trained = [name for name in unsent if parameters[name].requires_grad or not told]
+    if steps > 1 and trained:
+        text = (
+            f"The attacks assume that all {steps} steps trained the parameters that were not sent, too "
+            f"({listed(trained)}): set requires_grad to False in the model for those that stayed as they were."
+        )
+        findings.append(Finding("open", text))
+    sent = (name for name in change if name not in evidence.sent)
+    return (*sent, *(name for name in unsent if name not in trained))
+
+
 def _like(value: Tensor, like: Tensor, wide: bool) -> Tensor:
     return value.detach().cpu().to(torch.float64 if wide and like.is_floating_point() else like.dtype)
 

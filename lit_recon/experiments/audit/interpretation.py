@@ -17,7 +17,13 @@ from lit_recon.clients.record import Circumstances, Sent
 from lit_recon.defenses import Defense, GradientDropout, Stage
 from lit_recon.defenses.vectors import flatten
 from lit_recon.errors import ConfigError, LitReconError
-from lit_recon.experiments.audit.evidence import Evidence, Finding, weights_precision, without_frozen
+from lit_recon.experiments.audit.evidence import (
+    Evidence,
+    Finding,
+    frozen_parameters,
+    weights_precision,
+    without_frozen,
+)
 from lit_recon.experiments.audit.head import RoundingErrors, decay_of, held_decay, scale_of, unit_of
 from lit_recon.experiments.audit.optimizer import is_reversed, optimizer_facts
 from lit_recon.experiments.audit.statistics import batch_norm_facts, dropout_finding, normalization_finding
@@ -61,7 +67,7 @@ class Interpretation:
         scaled: the scale of `update` follows from what was given; otherwise it is estimated or unknown.
         precision: of what was sent, see `Evidence`.
         of_weights: precision of the weights that the client trained.
-        frozen: parameters that were sent and did not change.
+        frozen: parameters that did not change, see `frozen_parameters`.
     """
 
     form: Sent
@@ -168,7 +174,7 @@ def interpret(
         findings.append(Finding("open", text))
     simulated, scattered = _hidden(update, {} if form == "gradient" else change, evidence, findings)
     scaled = form == "gradient" or known.lr is not None
-    frozen = tuple(name for name in change if name not in evidence.sent)
+    frozen = frozen_parameters(evidence, change, public.model, known.steps, findings)
     precisions = evidence.precision, weights_precision(evidence, form)
     found = Interpretation(form, update, known, statistics, simulated, scattered, (), scaled, *precisions, frozen)
     if altered:

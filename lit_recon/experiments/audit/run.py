@@ -239,7 +239,8 @@ def _prepared(
     if known is not None and not ((known >= 0) & (known < public.n_classes)).all():
         raise ConfigError(f"labels must be classes from 0 to {public.n_classes - 1}; got {known.tolist()}")
     sent = {**evidence.sent, **evidence.buffers}
-    given = (tuple(sent), recorded.form, recorded.known, public.image_shape, public.normalization)
+    fixed = (name for name, value in model.named_parameters() if not value.requires_grad)
+    given = (tuple(sent), recorded.form, recorded.known, public.image_shape, public.normalization, *fixed)
     text = _ADDRESS.sub("", repr((given, loss, model, None if known is None else known.tolist())))
     # as numbers of one type: NumPy has no bfloat16
     tensors = [value.cpu().double() for value in (*public.model.state_dict().values(), *sent.values())]

@@ -70,6 +70,14 @@ def test_an_outcome_of_another_update_is_refused(other: str, tmp_path: Path) -> 
     assert path.read_bytes() == before
 
 
+def test_an_outcome_of_other_frozen_layers_is_refused(tmp_path: Path) -> None:
+    recorded, model = update(mlp(), 1), mlp()
+    audited(tmp_path, recorded)
+    model[1].requires_grad_(False)
+    with pytest.raises(ConfigError, match=r"analytic\.safetensors must be the outcome"):
+        lit_recon.audit(model, recorded, SHAPE, NORMALIZATION, attacks=["analytic"], folder=tmp_path)
+
+
 def strided() -> nn.Module:
     """A convolution with fewer positions than outputs."""
     torch.manual_seed(0)

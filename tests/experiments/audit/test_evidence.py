@@ -155,8 +155,14 @@ def test_what_is_left_of_the_head_tells_the_sign() -> None:
     assert sum("sign is reversed" in " ".join(own) for own in told) >= 3  # measured 4
 
 
+def of_head(recorded: RecordedUpdate) -> RecordedUpdate:
+    """The body was not sent."""
+    return replace(recorded, sent={name: value for name, value in recorded.sent.items() if name.startswith("3.")})
+
+
+@pytest.mark.parametrize("sent", [True, False])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_layers_that_stayed_are_frozen_in_simulated_steps(optimizer: Optimizer) -> None:
+def test_layers_that_stayed_are_frozen_in_simulated_steps(optimizer: Optimizer, sent: bool) -> None:
     """Trained with the others, they would change what later steps see: a cosine distance of 0.08 and more."""
     model = mlp()
     after = copy.deepcopy(model)
@@ -167,5 +173,24 @@ def test_layers_that_stayed_are_frozen_in_simulated_steps(optimizer: Optimizer) 
         nn.functional.cross_entropy(after((images(4) - 0.5) / 0.25), labels(4)).backward()
         by_hand.step()
     recorded = Recorder(model, batch_size=4, lr=lr, steps=10, optimizer=optimizer).record(after)
-    seen = interpreted(model, recorded).observation(public_model(model, SHAPE, NORMALIZATION), None, None)
+    if not sent:
+        recorded = of_head(recorded)
+        model[1].requires_grad_(False)
+    found = interpreted(model, recorded)
+    assert found.frozen == ("1.weight", "1.bias")
+    seen = found.observation(public_model(model, SHAPE, NORMALIZATION), None, None)
     assert update_distance(seen, images(4), labels(4)) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("steps", "still", "said"), [(10, [], True), (10, [1], False), (10, [1, 3], True), (1, [], False)], ids=str
+)
+def test_steps_of_layers_that_were_not_sent_are_said(steps: int, still: list[int], said: bool) -> None:
+    """Where even what changed has no gradient in the model, its flags are not the client's."""
+    model, recorded = mlp(), of_head(update(mlp(), 4, {"steps": steps}, steps=steps))
+    for number in still:
+        model[number].requires_grad_(False)
+    found = interpreted(model, recorded)
+    text = f"assume that all {steps} steps trained the parameters that were not sent, too (1.weight, 1.bias)"
+    assert any(text in one.text for one in found.findings if one.kind == "open") is said
+    assert found.frozen == (("1.weight", "1.bias") if still == [1] else ())

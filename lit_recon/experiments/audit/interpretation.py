@@ -185,6 +185,11 @@ def interpret(
             else "Optimizer, sign, scale, rank and weight decay"
         )
         text = f"{what} were not checked: {defense} changes the values of the update.{named}"
+        if (unit := unit_of(known, form)) != 1:
+            text += (
+                " The attacks take the defense's strengths for those of a gradient: divide absolute ones of the change "
+                f"of the weights by {unit:.4g}, by which a gradient of 1 moves them."
+            )
         return replace(found, findings=(*findings, Finding("open", text)))
     try:
         head = head_gradient(found.observation(public, None, None, loss))

@@ -67,7 +67,8 @@ class AuditSettings(RunSettings):
         batch_norm: BatchNorm layers used running (`eval`) or batch statistics (`train`).
         loss: import path of the training loss, of logits and labels; default: cross-entropy.
         labels: the client's labels, if an attacker may know them.
-        defense: a defense that the client used and the attacker knows.
+        defense: a defense that the client used and the attacker knows. Absolute strengths are those of a gradient: of
+            a change of the weights, divided by `lr` and `steps`, see docs/audit.md.
         attacks: names of the attacks to try; default: all of analytic, cocktail_party, feature_maps, features,
             layer_inputs and geiping2020.
         minutes: time for the attacks.
@@ -173,7 +174,8 @@ def audit(
         image_shape, normalization: of the images, as in `Client`.
         loss: of the client's training.
         labels: the client's labels, if an attacker may know them.
-        defense: of the client, if an attacker may know it.
+        defense: of the client, if an attacker may know it. Absolute strengths are those of a gradient: of a change of
+            the weights, divided by learning rate and steps, see docs/audit.md.
         attacks: names of the attacks to try; default: all, cheapest first, until all images are certified.
         minutes, protection_minutes: time for the attacks, and for attacks on defended copies of the update.
         folder: where results of attacks are kept, so that a killed audit goes on where it stopped, and one with more

@@ -68,6 +68,19 @@ def test_an_update_that_a_told_defense_changed_stays_as_it_is(defense: Defense, 
     assert "Give form if it is a gradient" in unnamed.findings[-1].text
 
 
+@pytest.mark.parametrize(
+    ("known", "unit"), [({}, 0.1), ({"steps": 3, "momentum": 0.5}, 0.425), ({"lr": None}, None)], ids=str
+)
+def test_units_of_told_strengths_are_said(known: dict[str, object], unit: float | None) -> None:
+    recorded = update(mlp(), 4, known)
+    found = interpreted(mlp(), recorded, GaussianNoise(1.0))
+    change = {name: recorded.before[name] - value for name, value in recorded.sent.items()}
+    torch.testing.assert_close(found.update, {name: value / (unit or 1.0) for name, value in change.items()})
+    [told] = [one.text for one in found.findings if "changes the values" in one.text]
+    assert ("divide absolute ones of the change of the weights by" in told) is (unit is not None)
+    assert f"weights by {unit}, by which" in told or unit is None
+
+
 def test_steps_of_adam_behind_noise_are_not_turned_around() -> None:
     recorded = update(mlp(), 4, {"optimizer": "adam"})
     sent = {name: value - recorded.before[name] for name, value in recorded.sent.items()}

@@ -259,8 +259,9 @@ def calibrate_noise(
     """The least noise multiplier that keeps (epsilon, delta), exact for full batches.
 
     For sampled batches it is an upper bound within a relative 1e-3, and takes seconds: every trial composes
-    distributions. A delta below their rounding errors is a `ConfigError`, and one above a record's probability of being
-    used, which needs no noise, too.
+    distributions. At rates so near 1 that rounding hides what sampling gains it is the noise for full batches. A delta
+    below their rounding errors is a `ConfigError`, and one above a record's probability of being used, which needs no
+    noise, too.
     """
     if not epsilon > 0 or steps < 1:
         raise ConfigError(
@@ -283,6 +284,8 @@ def calibrate_noise(
 
     # Sampling improves privacy, so that the noise for full batches is enough.
     enough = math.log(full_batch)
+    if excess(enough) > 0:  # by rounding and the grid alone
+        return full_batch
     low = enough - math.log(2)
     while excess(low) < 0:
         enough, low = low, low - math.log(2)

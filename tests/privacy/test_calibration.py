@@ -31,6 +31,15 @@ def test_sampled_batches_get_what_they_need_and_little_more(epsilon: float, neig
     assert spent(1.0) <= epsilon < spent(1 - 1e-3)
 
 
+@pytest.mark.parametrize("neighbors", ["add_or_remove_one", "replace_one"])
+def test_batches_of_nearly_all_records_get_the_noise_of_full_ones(neighbors: Neighbors) -> None:
+    full = calibrate_noise(1.0, 1e-5, steps=2, neighbors=neighbors)
+    assert calibrate_noise(1.0, 1e-5, steps=2, sampling_rate=1 - 1e-9, neighbors=neighbors) == full
+    assert calibrate_noise(1.0, 1e-5, steps=2, sampling_rate=0.9999, neighbors=neighbors) == pytest.approx(
+        full, rel=1e-3
+    )
+
+
 def test_a_guarantee_that_needs_no_noise_is_refused() -> None:
     with pytest.raises(ConfigError, match="no noise is needed"):
         calibrate_noise(1.0, 1e-3, steps=10, sampling_rate=1e-5)

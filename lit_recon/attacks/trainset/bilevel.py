@@ -37,9 +37,10 @@ class Bilevel(TrainsetAttack):
     """Descent on the distance of the released weights from those that training on the candidates gives.
 
     Adam with a rate that falls to 0 along half a cosine, on images that are projected into [0, 1] after every step.
-    The images with the smallest objective are returned. Known training images are part of every training; each counts
-    as often as there are candidates for each unknown image. Every step notes the relative `distance` of the weights and
-    the `residual`: the norm of the gradient of their regularized loss at the released weights.
+    The images with the smallest objective are returned; their loss is its root, the relative distance. Known training
+    images are part of every training; each counts as often as there are candidates for each unknown image. Every step
+    notes the relative `distance` of the weights and the `residual`: the norm of the gradient of their regularized loss
+    at the released weights.
 
     Args:
         steps: of descent on the images.
@@ -178,7 +179,7 @@ class UnrolledBilevel(Bilevel):
     Args:
         steps_inner: of the simulated training, at least its `parts`; None: as many as the known one takes at most.
         distance: `l2`: the squared relative distance of the weights; `cosine`: one minus the cosine of the angle
-            between simulated and true change of the weights.
+            between simulated and true change of the weights, which is then the loss, too.
         segment: steps of the training whose graph is in memory at a time; None: the root of their number.
 
     Source: [Maclaurin2015]; [Runkel2024] for its use against training sets.
@@ -218,6 +219,10 @@ class UnrolledBilevel(Bilevel):
             apart: Tensor = 1 - own.dot(true) / (own.norm() * true.norm())
             return apart
         return super().objective(problem, vector)
+
+    def result(self, state: SimpleState) -> Reconstruction:
+        found = super().result(state)
+        return found if self.distance == "l2" else replace(found, loss=state["best_objective"])
 
     def trained(self, problem: InnerProblem, images: Tensor, last: Tensor) -> Tensor:
         training = _known_training(problem.seen)

@@ -124,7 +124,10 @@ def train_store(
         )
         if trainer.is_global_zero:
             if known is None:
-                ShadowStore.create(folder, plan.description, exact.execution, shard_size)
+                # the error, which decides how models are trained, is kept in the store: measured only afterwards
+                n, processes = len(images), trainer.world_size
+                size = models_per_file(shard_size, n, processes, exact.execution) if sample.falls_back else shard_size
+                ShadowStore.create(folder, plan.description, exact.execution, size)
             sample.measure()
         trainer.strategy.barrier("the error is measured")
         sample.check()

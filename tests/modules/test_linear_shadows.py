@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -78,6 +79,23 @@ def test_files_of_models_that_are_trained_one_by_one_are_small(tmp_path: Path) -
     store = train_store(trainer(), EXACT, SHADOWS, tmp_path, "loop", 250)
     assert [len(store.members(shard, 11)) for shard in store.shards(11)] == [10, 1]
     assert len(list(tmp_path.glob("shard_*"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "tolerance", "sizes"), [("mixed", 1e-3, [10, 1]), ("mixed", 1.0, [10, 1]), ("linear", 1.0, [11])]
+)
+def test_files_are_small_where_an_approximation_may_give_way_to_models_trained_one_by_one(
+    tmp_path: Path, exact: Tensor, kind: Literal["mixed", "linear"], tolerance: float, sizes: list[int]
+) -> None:
+    plan = LinearPlan(EXACT, dataclasses.replace(RESPONSE, tolerance=tolerance), kind)
+    store = train_store(trainer(), plan, SHADOWS, tmp_path / "new", "loop", 250)
+    assert [len(store.members(shard, 11)) for shard in store.shards(11)] == sizes
+    assert len(list((tmp_path / "new").glob("shard_*"))) == len(sizes)
+    found = store.read(SHADOWS)
+    assert (found - exact).norm(dim=1).max() < (1e-5 if tolerance < 1 else 0.2) * exact.norm(dim=1).max()
+    (tmp_path / "old").mkdir()
+    ShadowStore.create(tmp_path / "old", plan.description, "loop", 250)
+    assert train_store(trainer(), plan, SHADOWS, tmp_path / "old", "loop", 250).shard_size == 250
 
 
 def test_mixed_shadows_keep_the_sample(tmp_path: Path, exact: Tensor) -> None:

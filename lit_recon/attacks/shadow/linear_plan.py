@@ -164,7 +164,7 @@ class LinearPlan:
     def exact_sample(self, folder: Path, images: ImageSet) -> ExactSample | None:
         """The sample that the error of linear response is measured on, once for every store."""
         measure, check = partial(self.measure, folder, images), partial(self.trusted, folder)
-        return ExactSample(self.exact, self.sample(images), folder / _SAMPLE, measure, check)
+        return ExactSample(self.exact, self.sample(images), folder / _SAMPLE, measure, check, self.kind == "mixed")
 
     def measure(self, folder: Path, images: ImageSet) -> None:
         """Write the errors of linear response into a store, unless they are there, for the images of the whole plan."""

@@ -74,6 +74,7 @@ class ExactSample:
     folder: Path  # of their store
     measure: Callable[[], None]  # measures the error on the stored models, and keeps it, unless it is known
     check: Callable[[], object]  # refuses an error that is too large
+    falls_back: bool  # whether all models are trained exactly instead where the error is too large
 
 
 @dataclass

@@ -55,7 +55,8 @@ class ShadowSettings:
         shadows: `exact`: all are trained; `linear`: by a first-order approximation, if its error on an exactly trained
             sample is within tolerance; `mixed`: keeps that sample, and trains all where the error is larger.
         linear: rank and error tolerance of that approximation.
-        shard_size: models per file; at most 10 of those that are trained one by one, so that a killed run loses little.
+        shard_size: models per file; at most 10 of those that are trained one by one, or would be where an approximation
+            fails (`mixed`), so that a killed run loses little.
         store: folder of the shadow models; default: below `cache`.
         cache: folder of stores, one for each training setting.
         trainer: devices and threads.

@@ -81,7 +81,7 @@ def test_labels_are_sorted_classes(recovery: LabelRecovery) -> None:
     assert labels.shape == (seen.n_examples,)
     assert torch.equal(labels, labels.sort().values)
     assert all(note.startswith("labels: ") for note in notes)
-    if not recovery.optimised:
+    if not recovery.can_optimize:
         assert labels.tolist() == ([4] if isinstance(recovery, IDLG) else [1, 4])
 
 

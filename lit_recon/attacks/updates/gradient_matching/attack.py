@@ -177,7 +177,7 @@ class GradientMatching(FurtherStarts):
                         problem.kept = (kept[order].view(-1, 1, 1, 1), images)
                 start = self.parametrization.of(images, problem.restart.observation)
                 problem.variables["pixels"].data.copy_(start["pixels"])
-                if not self.labels.optimises(problem.restart.observation):
+                if not self.labels.optimizes(problem.restart.observation):
                     problem.labels = labels
         return run
 
@@ -197,7 +197,7 @@ class GradientMatching(FurtherStarts):
             if penalty is not None and self._seeks_parts:
                 penalty = penalty.in_parts()
             labels, remarks = self._labels(seen, penalty)
-            if penalty is not None and following and not self.labels.optimises(seen):
+            if penalty is not None and following and not self.labels.optimizes(seen):
                 penalty = penalty.with_labels(labels)
             if self._seeks_groups(seen):
                 remarks += ("labels: which mini-batch or client had which image is not known but sought",)
@@ -268,7 +268,7 @@ class GradientMatching(FurtherStarts):
 
     def _grouped(self, seen: Observation) -> bool:
         """Whether the update depends on which images were in a mini-batch, or with a client."""
-        return parts_of(seen) > 1 and not self.labels.optimises(seen)
+        return parts_of(seen) > 1 and not self.labels.optimizes(seen)
 
     def _seeks_groups(self, seen: Observation) -> bool:
         """Whether it does, and labels, which are in the client's order where they are given, do not tell."""

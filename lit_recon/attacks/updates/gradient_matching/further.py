@@ -77,7 +77,7 @@ class FurtherStarts(SteppableAttack[MatchingState]):
     def _seeks_parts(self) -> bool:
         """Whether some images can be sought without the others: their loss depends on nothing else."""
         further = isinstance(self.features, PatchMatching) and self.features.further > 0
-        free = not (self.objective.matches or self.network_prior or self.labels.optimised)
+        free = not (self.objective.matches or self.network_prior or self.labels.can_optimize)
         return further and free and isinstance(self.solver, LBFGS) and isinstance(self.parametrization, Pixels)
 
     def _problem(
@@ -95,7 +95,7 @@ class FurtherStarts(SteppableAttack[MatchingState]):
             if drawn is not None:
                 start = torch.where(drawn.view(-1, 1, 1, 1), self.parametrization.images(variables, restart), start)
             variables = self.parametrization.of(start, seen)
-        if self.labels.optimises(seen):
+        if self.labels.optimizes(seen):
             generator = torch.Generator().manual_seed(restart.seed)
             variables["labels"] = self.labels.initial_logits(seen, generator).to(labels.device)
         for value in variables.values():
@@ -124,7 +124,7 @@ class FurtherStarts(SteppableAttack[MatchingState]):
 
     def _state(self, problems: list[Problem], notes: list[tuple[str, ...]], counts: list[int]) -> MatchingState:
         seen = [problem.restart.observation for problem in problems]
-        how = (self.labels.optimises(seen[0]), self.execution, self.compilation)
+        how = (self.labels.optimizes(seen[0]), self.execution, self.compilation)
         return MatchingState(problems, Matching(seen, self.objective, self.network_prior, *how), notes, counts)
 
     def _further(

@@ -31,7 +31,7 @@ class LabelRecovery(ABC):
 
     #: Where labels are not given, the attack starts from `initial_logits` and optimizes label probabilities with the
     #: images; the labels returned by a call are placeholders.
-    optimised: bool = False
+    can_optimize: bool = False
     #: Labels that an attack knows from exact features are better than those of a call.
     estimated: bool = False
 
@@ -62,12 +62,12 @@ class LabelRecovery(ABC):
     def require(self, observation: Observation) -> None:  # noqa: B027 most methods have no requirement
         """Raise the errors of `check` for an observation without labels."""
 
-    def optimises(self, observation: Observation) -> bool:
+    def optimizes(self, observation: Observation) -> bool:
         """Whether the attack optimizes the labels of this observation."""
-        return self.optimised and observation.labels is None
+        return self.can_optimize and observation.labels is None
 
     def initial_logits(self, observation: Observation, generator: torch.Generator) -> Tensor:
-        """Initial logits `(n, k)`; raises a `ConfigError` if labels are not `optimised`."""
+        """Initial logits `(n, k)`; raises a `ConfigError` if labels are not optimized."""
         raise ConfigError(f"{type(self).__name__} recovers classes and has no logits to optimize: use JointLabels")
 
 
@@ -199,7 +199,7 @@ class JointLabels(LabelRecovery):
     Source: [Zhu2019].
     """
 
-    optimised = True
+    can_optimize = True
 
     def require(self, observation: Observation) -> None:
         try:

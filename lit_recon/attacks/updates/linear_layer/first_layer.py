@@ -190,12 +190,12 @@ class LabelledAttack(Attack):
     """An attack that recovers labels separately and computes one victim after the other, without iterations.
 
     Args:
-        labels: their recovery; default: `HeadCounts`. Labels to be optimised are a `ConfigError`.
+        labels: their recovery; default: `HeadCounts`. Labels to be optimized are a `ConfigError`.
     """
 
     def __init__(self, labels: LabelRecovery | None = None) -> None:
         self.labels = labels or HeadCounts()
-        if self.labels.optimised:
+        if self.labels.can_optimize:
             raise ConfigError(f"{type(self).__name__} cannot optimize labels: use HeadCounts, IDLG or KnownLabels")
 
     def check(self, observations: Sequence[Observation]) -> None:

@@ -99,7 +99,7 @@ def test_unmixed_features_lead_to_images(objective: Objective, seen: Observation
     assert error < 0.8 * guess  # measured 0.65 and 0.61 of it
 
 
-def test_labels_that_are_optimised_stay_where_they_are_without_matching(seen: Observation) -> None:
+def test_labels_that_are_optimized_stay_where_they_are_without_matching(seen: Observation) -> None:
     features = FeatureMatching(ExactRecovery(), SignedCosine(weight=1.0))
     running = GradientMatching(FeaturesOnly(), labels=JointLabels(), features=features, steps=3)
     state = running.init([replace(seen, knowledge=Knowledge(), labels=None)])

@@ -240,7 +240,7 @@ def test_honest_servers_are_refused(photographs: Tensor) -> None:
         RobbingTheFed().check([Client(model).observe(photographs[:2], labels)])
 
 
-def test_labels_cannot_be_optimised() -> None:
+def test_labels_cannot_be_optimized() -> None:
     with pytest.raises(ConfigError, match="cannot optimize labels"):
         RobbingTheFed(JointLabels())
 

@@ -120,7 +120,7 @@ def test_another_loss_than_cross_entropy_is_refused(method: LabelRecovery, label
         method(seen)
 
 
-def test_labels_are_optimised_only_in_a_loss_that_takes_probabilities() -> None:
+def test_labels_are_optimized_only_in_a_loss_that_takes_probabilities() -> None:
     seen = observe(Perceptron(4, nn.ReLU()), [2, 1])
     JointLabels().check(seen)
     JointLabels().check(replace(seen, loss=nn.CrossEntropyLoss(label_smoothing=0.1)))
@@ -147,7 +147,7 @@ def test_labels_that_are_given_are_recovered_by_nobody(recovery: LabelRecovery, 
     # in the client's order where that tells its mini-batches
     assert labels.tolist() == ([0, 1, 2, 3] if parts == 1 else [3, 0, 2, 1])
     assert notes == ()
-    assert not recovery.optimises(seen)
+    assert not recovery.optimizes(seen)
 
 
 def test_hidden_labels_are_not_known() -> None:
@@ -336,7 +336,7 @@ def test_joint_labels_start_from_standard_normal_logits() -> None:
     recovery = JointLabels()
     logits = recovery.initial_logits(seen, torch.Generator().manual_seed(0))
     again = recovery.initial_logits(seen, torch.Generator().manual_seed(0))
-    assert recovery.optimised
+    assert recovery.can_optimize
     assert logits.shape == (60, 40)
     assert abs(logits.mean()) < 0.1
     assert abs(logits.std() - 1) < 0.1
@@ -346,7 +346,7 @@ def test_joint_labels_start_from_standard_normal_logits() -> None:
 
 @pytest.mark.parametrize("recovery", [KnownLabels(), IDLG(), HeadCounts()])
 def test_recovered_labels_have_no_logits(recovery: LabelRecovery) -> None:
-    assert not recovery.optimised
+    assert not recovery.can_optimize
     with pytest.raises(ConfigError, match=f"{type(recovery).__name__} .*JointLabels"):
         recovery.initial_logits(observe(Perceptron(4, nn.ReLU()), [0, 1]), torch.Generator())
 

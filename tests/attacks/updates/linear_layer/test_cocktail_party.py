@@ -126,7 +126,7 @@ def test_settings_out_of_range_are_refused(settings: dict[str, float]) -> None:
         CocktailPartyAttack(**settings)
 
 
-def test_labels_cannot_be_optimised() -> None:
+def test_labels_cannot_be_optimized() -> None:
     with pytest.raises(ConfigError, match="cannot optimize labels"):
         CocktailPartyAttack(labels=JointLabels())
 

@@ -14,17 +14,20 @@ from benchmarks.docs.updates import certified
 
 Row = Mapping[str, Any]
 
+#: Records behind noise of single images that are not those of the bound.
+_OF_OTHER_IMAGES = ("defended_chain", "defended_laplace")
+
 
 @table("defended", "all defended_**", "bound_noise", "bound_masks")
 def defended(records: list[Content], *bounds: Content) -> str:
     """Errors of all images behind a defense, certified ones, bounds, and the figure of Liu et al. for their attack."""
     rows = []
     # a cell that was measured again counts once
-    newest, networks = {}, {}
+    newest, networks, names = {}, {}, {}
     for record in sorted(records, key=lambda record: str(record["created"])):
         for row in record["rows"]:
             key = (row["defense"], row["batch"], row["batch_norm"])
-            newest[key], networks[key] = row, record["files"].get("checkpoint")
+            newest[key], networks[key], names[key] = row, record["files"].get("checkpoint"), record["name"]
     [(usual, _)] = Counter(networks.values()).most_common(1)
     for key, row in sorted(newest.items()):
         errors = row["rmse"]
@@ -37,7 +40,7 @@ def defended(records: list[Content], *bounds: Content) -> str:
                 shown(statistics.median(errors) if errors else None),
                 shown(max(errors, default=None)),
                 certified(row),
-                _bound(row, bounds, networks[key]),
+                _bound(row, bounds, None if names[key] in _OF_OTHER_IMAGES else networks[key]),
                 _of_liu(row["defense"]),
                 f"{shown(row['seconds']['median'], '.0f')} ({shown(row['seconds']['max'], '.0f')})",
             ]
@@ -69,7 +72,8 @@ def _bound(row: Row, records: Iterable[Content], network: str | None) -> str:
             text = " to ".join(_extremes(found)) if any(found) else "0"
             # the first images behind noise are those of the bound
             own = row["rmse"][: len(found)]
-            if all(found) and len(row["rmse"]) == row["images"] and record["files"].get("checkpoint") == network:
+            same = network is not None and record["files"].get("checkpoint") == network
+            if all(found) and len(row["rmse"]) == row["images"] and same:
                 ratios = [error / least for error, least in zip(own, found, strict=True)]
                 text += f" (errors {shown(statistics.median(ratios), '.2g')} times that, median)"
             return text

@@ -313,7 +313,8 @@ def test_a_defended_cell_that_was_measured_again_counts_once() -> None:
             "certified": 1,
         }
         found = {**row, "certified_and_wrong": 0, "seconds": {"median": 75.2, "max": 127.4}}
-        return {"created": created, "files": {"checkpoint": network}, "rows": [found]}
+        name = "defended_noise"
+        return {"name": name, "created": created, "files": {"checkpoint": network}, "rows": [found]}
 
     _, function = tables._TABLES["defended"]
     trained = cell("drop 0.9", [0.1], "1")["rows"][0] | {"batch_norm": "train"}
@@ -345,6 +346,8 @@ def test_a_defended_cell_that_was_measured_again_counts_once() -> None:
     both = cell("noise 0.01", [0.8, 0.6], "1")
     both["rows"][0]["misfit"] = [3.0, 1.5]
     assert lines(function([both], noise, masks))[1][7] == "0.200 to 0.400 (errors 2.5 times that, median)"
+    of_others = {**both, "name": "defended_laplace"}
+    assert lines(function([of_others], noise, masks))[1][7] == "0.200 to 0.400"
     assert function([both], noise, masks).endswith("1 at the true images): noise 0.01: 1.500 to 3.000.")
     assert lines(function([both], noise | {"files": {"checkpoint": "two"}}, masks))[1][7] == "0.200 to 0.400"
 

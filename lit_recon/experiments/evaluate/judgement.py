@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lit_recon.experiments.evaluate.results import CellResult, Evaluation, LeakageMetric
 
@@ -22,7 +22,7 @@ class Level:
     Attributes:
         strongest: the attack with the best reconstructions, if any.
         complete: every attack that is applicable has the metric.
-        none_applies: there are attacks, and none is applicable.
+        none_applies: there are attacks, and none is applicable, while one is without a defense.
         guess: the metric of the mean public image, which is what is left where none is; None where it is not known.
     """
 
@@ -119,6 +119,8 @@ def levels(evaluation: Evaluation, batch_size: int, barred: Collection[str] = ()
         futile = bool(cells) and not any(cell.applicable for cell in cells)
         guess = guesses[0] if futile and guesses else None
         found.append(Level(evaluation, defense, strength, strongest(cells, metric), complete, futile, guess))
+    if found and found[0].strength is None and found[0].none_applies:  # that no attack works is no merit of a defense
+        return [replace(level, none_applies=False, guess=None) for level in found]
     return found
 
 

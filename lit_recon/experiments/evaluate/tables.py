@@ -40,7 +40,8 @@ def comparisons(evaluation: Evaluation) -> list[DefenseComparison]:
     found = []
     for size in evaluation.batch_sizes:
         same = [row for row in batches if row["batch_size"] == size]
-        guess = {row["batch"]: row["mean_image"] for row in same if "mean_image" in row}
+        by_batch = evaluation.metric.key == "rmse"  # of other metrics only the mean over all images is known
+        guess = {row["batch"] if by_batch else 0: row["mean_image"] for row in same if "mean_image" in row}
         for side in evaluation.sides:
             barred = {*evaluation.networks, *side.barred}
             chosen = [row for row in same if row["attack"] not in barred]

@@ -231,6 +231,11 @@ def test_where_no_attack_is_applicable_the_mean_public_image_is_left(guess: floa
         f"{'> ' * (guess is None)}{half}",
         "> 0.350" if guess else "> 0.150",
     ]
+    every = [replace(cell, applicable=cell.kind == "utility", metrics=cell.metrics) for cell in evaluation.cells]
+    nowhere = [replace(cell, metrics={}) if cell.kind == "attack" else cell for cell in every]
+    levels_of_none = levels(replace(evaluation, cells=nowhere), 4)  # without a defense either
+    assert {(level.value, level.stops) for level in levels_of_none} == {(None, None)}
+    assert dict(verdicts(replace(evaluation, cells=nowhere)))["noise"][0].endswith("no attack on it has results.")
     counts = "No attack is applicable, so that the mean public image counts"
     assert panel.lead.endswith(f"{counts if guess else 'Left out, as no attack is applicable'}: noise 1.")
 

@@ -165,7 +165,7 @@ def _cost(record: Content) -> str:
     if "peak_gpu_memory_mib" in found:
         spent += f"{row['seconds']:.0f} seconds in all, on a GPU"
     elif found.get("seconds", 0) > row["seconds"]:  # the command is the last of several processes
-        spent += f"{found['seconds'] / 60:.0f} minutes by the clock in all, in parts"
+        spent = f"the attack took {found['seconds'] / 60:.0f} minutes by the clock in all, in parts"
     else:
         spent += f"{row['cpu_seconds']:.0f} seconds of CPU in all, {row['seconds'] / 60:.0f} minutes by the clock"
     return f"Relative error of {found['linear_error_n']} shadow models: {error}; {spent}."

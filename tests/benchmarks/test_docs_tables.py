@@ -137,7 +137,8 @@ def test_runs_on_a_gpu_are_told_apart() -> None:
     assert "seconds of CPU in all, 0 minutes by the clock." in text
     assert "10 seconds in all, on a GPU." in text
     parts = released.cifar10_linear([run("parts", metrics={**many, "seconds": 7200.0}, cpu_seconds=100)])
-    assert parts.endswith("the attack 120 minutes by the clock in all, in parts.")
+    # the last part may have found the shadow models of the first
+    assert parts.endswith("at most; the attack took 120 minutes by the clock in all, in parts.")
 
 
 def test_lines_of_a_factor_stand_apart() -> None:

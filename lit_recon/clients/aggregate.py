@@ -6,10 +6,12 @@ from collections.abc import Sequence
 
 import torch
 
+from lit_recon.defenses.release import mixing_layer
 from lit_recon.defenses.vectors import mean_update
 from lit_recon.errors import ConfigError
 from lit_recon.records import (
     Batch,
+    BatchNormMode,
     BatchStatistics,
     Differentiable,
     ForwardOperator,
@@ -75,6 +77,14 @@ def parts_of(observation: Observation) -> int:
     defense = observation.defense
     own = defense is not None and len(defense.stages) > 0  # it may clip each client's update
     return 1 if observation.operator.additive and not own else observation.operator.parts
+
+
+def normalized_apart(observation: Observation, batch_norm: BatchNormMode) -> int:
+    """Equal parts of the images, in order, each of which BatchNorm layers normalize with its own statistics.
+
+    Those of mini-batches and of clients; one if no layer uses statistics of the batch.
+    """
+    return 1 if mixing_layer(observation.model, batch_norm) is None else observation.operator.parts
 
 
 def pooled(parts: Sequence[BatchStatistics]) -> BatchStatistics:

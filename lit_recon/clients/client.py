@@ -204,7 +204,7 @@ class Client:
         if images.dim() != 4 or tuple(images.shape[1:]) != self.image_shape or len(images) == 0:
             expected = ", ".join(map(str, self.image_shape))
             raise ShapeError(f"the model takes images (n, {expected}); got {tuple(images.shape)}")
-        if not torch.is_floating_point(images) or not ((images >= 0) & (images <= 1)).all():  # NaN neither
+        if not torch.is_floating_point(images) or not ((images >= 0) & (images <= 1)).all():  # NaN is in no range
             raise ShapeError(
                 f"images must be float in [0, 1]; got {images.dtype} in [{images.amin():g}, {images.amax():g}]: "
                 "divide uint8 pixels by 255 and leave the normalization to the model"

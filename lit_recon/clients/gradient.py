@@ -86,12 +86,6 @@ def pure_copy(model: nn.Module, mode: BatchNormMode) -> nn.Module:
     return copied.requires_grad_(False)
 
 
-def uses_batch_statistics(model: nn.Module, mode: BatchNormMode) -> bool:
-    """Whether a BatchNorm layer of a client in this mode normalizes with the statistics of its batch."""
-    norms = (module for module in model.modules() if isinstance(module, _BatchNorm))
-    return any(mode == "train" or norm.running_mean is None for norm in norms)
-
-
 @contextmanager
 def recording(norms: Mapping[str, Any]) -> Iterator[None]:
     """While it lasts, the BatchNorm layers of a `pure_copy` hold in `recorded` what reached them in a forward pass."""

@@ -56,15 +56,22 @@ def _together(gradient: BatchGradient, batch: Batch) -> Update:
     return gradients
 
 
+def mixing_layer(model: nn.Module, batch_norm: BatchNormMode) -> str | None:
+    """The first BatchNorm layer by name that uses statistics of the client's batch in this mode; None without any."""
+    norms = ((name, module) for name, module in model.named_modules() if isinstance(module, _BatchNorm))
+    found: Iterator[str] = (name for name, norm in norms if batch_norm == "train" or norm.running_mean is None)
+    return next(found, None)
+
+
 def require_separable(model: nn.Module, batch_norm: BatchNormMode, owner: object) -> None:
     """Raise an `UnsupportedModelError` if a BatchNorm layer makes one example's gradient depend on the others."""
-    for name, module in model.named_modules():
-        if isinstance(module, _BatchNorm) and (batch_norm == "train" or module.running_mean is None):
-            raise UnsupportedModelError(
-                f"{type(owner).__name__} needs per-example gradients, but BatchNorm layer {name!r} mixes the examples "
-                "of a batch: use a backbone with GroupNorm (norm: group), or BatchNorm with running statistics "
-                "(batch_norm: eval)"
-            )
+    name = mixing_layer(model, batch_norm)
+    if name is not None:
+        raise UnsupportedModelError(
+            f"{type(owner).__name__} needs per-example gradients, but BatchNorm layer {name!r} mixes the examples "
+            "of a batch: use a backbone with GroupNorm (norm: group), or BatchNorm with running statistics "
+            "(batch_norm: eval)"
+        )
 
 
 def defended_gradient(

@@ -15,7 +15,8 @@ from lit_recon.attacks.updates.feature_maps.convolutions import called_until
 from lit_recon.attacks.updates.gradient_matching.priors import relative_misfit
 from lit_recon.clients import LocalSteps
 from lit_recon.clients.aggregate import one_client
-from lit_recon.clients.gradient import pure_copy, recording, uses_batch_statistics
+from lit_recon.clients.gradient import pure_copy, recording
+from lit_recon.defenses.release import mixing_layer
 from lit_recon.records import Batch, BatchNormMode, BatchStatistics, ForwardOperator, LayerStatistics, Observation
 from lit_recon.solving import least_squares
 
@@ -108,7 +109,7 @@ def centered(observation: Observation) -> bool:
 
     Those without running statistics do so in either mode.
     """
-    return uses_batch_statistics(observation.model, observation.operator.batch_norm)
+    return mixing_layer(observation.model, observation.operator.batch_norm) is not None
 
 
 def coupled(observation: Observation) -> bool:

@@ -79,7 +79,7 @@ def arranged_labels(observation: Observation, images: Tensor, labels: Tensor) ->
     inputs = exact(calls[weight.rpartition(".")[0]][-1][0])
     gradient = exact(mean_gradient(observation.update, observation)[weight])
     implied = [] if told else [labels_of(inputs, gradient).to(labels)]
-    orders = [*(order_labels(inputs, way, gradient, labels) for way in (exact(logits).softmax(1), 0.0)), *implied]
+    orders = [*(order_labels(inputs, p, gradient, labels) for p in (exact(logits).softmax(1), 0.0)), *implied]
     alike = all(torch.equal(order, orders[0]) for order in orders)
     return orders[0] if alike else min(orders, key=lambda some: update_distance(observation, images, some, True))
 

@@ -28,8 +28,8 @@ from lit_recon.attacks.updates.labels.head import (
     mean_gradient,
     require_magnitudes,
 )
-from lit_recon.clients.aggregate import one_client
-from lit_recon.clients.gradient import pure_copy, uses_batch_statistics
+from lit_recon.clients.aggregate import normalized_apart, one_client
+from lit_recon.clients.gradient import pure_copy
 from lit_recon.errors import ConfigError, ThreatModelError, UnsupportedModelError
 from lit_recon.records import BatchNormMode, Observation, Update
 from lit_recon.solving import least_squares
@@ -333,7 +333,7 @@ class LayerInputs(nn.Module):
         mode: BatchNormMode = observation.operator.batch_norm
         self.model = pure_copy(observation.model, mode)
         self.public: Mapping[str, Tensor] = {**observation.parameters, **observation.buffers}
-        self.parts = observation.operator.parts if uses_batch_statistics(observation.model, mode) else 1
+        self.parts = normalized_apart(observation, mode)
         self.seen: list[Tensor] = []
         self.model.get_submodule(layer).register_forward_pre_hook(self._note)
 

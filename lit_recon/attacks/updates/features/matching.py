@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from lit_recon.attacks.updates.features.exact import ExactRecovery
 from lit_recon.attacks.updates.features.layer import FeatureRecovery, RecoveredFeatures
 from lit_recon.attacks.updates.gradient_matching.priors import Penalty
-from lit_recon.clients.gradient import pure_copy, uses_batch_statistics
+from lit_recon.clients.aggregate import normalized_apart
+from lit_recon.clients.gradient import pure_copy
 from lit_recon.errors import ConfigError, UnsupportedModelError
 from lit_recon.models import Backbone
 from lit_recon.records import BatchNormMode, Observation
@@ -126,7 +127,7 @@ class FeatureMap:
         self._module = _Directions(pure_copy(observation.model, batch_norm))
         public = {**observation.parameters, **observation.buffers}
         self._public = {f"model.{name}": value for name, value in public.items()}
-        self._parts = observation.operator.parts if uses_batch_statistics(observation.model, batch_norm) else 1
+        self._parts = normalized_apart(observation, batch_norm)
 
     def __call__(self, images: Tensor) -> Tensor:
         """Features of images `(n, c, h, w)` in [0, 1]."""

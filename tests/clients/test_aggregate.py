@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lit_recon.clients import GradientOperator
-from lit_recon.clients.aggregate import SecureAggregation
+from lit_recon.clients import ClientSettings, GradientOperator
+from lit_recon.clients.aggregate import SecureAggregation, normalized_apart
 from lit_recon.clients.local_steps import LocalSteps
 from lit_recon.errors import ConfigError, ShapeError
 from lit_recon.models import Backbone, ConvNet
-from lit_recon.records import Batch, Normalization, Weights
+from lit_recon.records import Batch, BatchNormMode, Knowledge, Normalization, Weights
 
 SHAPE = (1, 6, 6)
 
@@ -45,6 +45,16 @@ def test_the_mean_of_local_trainings_is_not_training_on_all(batch: tuple) -> Non
         mean = torch.stack([single[name].double() for single in singles]).mean(0)
         torch.testing.assert_close(value.double(), mean, rtol=0, atol=1e-6)
     assert max(float((value - together[name]).abs().max()) for name, value in released.items()) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("norm", "mode", "expected"), [("batch", "train", 3), ("batch", "eval", 1), ("group", "train", 1)]
+)
+def test_images_are_normalized_apart_where_layers_use_statistics_of_a_batch(
+    batch: tuple, norm: str, mode: BatchNormMode, expected: int
+) -> None:
+    client = ClientSettings(n_clients=3, batch_norm=mode).client(backbone(norm))
+    assert normalized_apart(client.observe(*batch, Knowledge(), torch.Generator()), mode) == expected
 
 
 def test_statistics_of_equal_shares_are_pooled(batch: tuple) -> None:

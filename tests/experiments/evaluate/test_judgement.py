@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -238,6 +239,25 @@ def test_where_no_attack_is_applicable_the_mean_public_image_is_left(guess: floa
     assert dict(verdicts(replace(evaluation, cells=nowhere)))["noise"][0].endswith("no attack on it has results.")
     counts = "No attack is applicable, so that the mean public image counts"
     assert panel.lead.endswith(f"{counts if guess else 'Left out, as no attack is applicable'}: noise 1.")
+
+
+def test_a_mean_public_image_without_values_by_batch_gives_no_interval(evaluated: RunFolder) -> None:
+    """Of metrics other than RMSE its mean over all images alone is known."""
+    for attack in ("near", "far"):
+        place = f"cells/prune_0.99-{attack}-b2-0123abcd"
+        shutil.rmtree(evaluated.path / place)
+        why = {"reason": "there is nothing to match", "applicable": False}
+        evaluated.failure(place).write_text(json.dumps({**why, "traceback": ""}))
+    for path in evaluated.path.glob("cells/*/metrics.json"):
+        known = {"psnr": 20.0, "baseline_mean_image_psnr": 10.0, "baseline_mean_image_rmse": 0.3}
+        write_metrics(RunFolder(path.parent), {**json.loads(path.read_text()), **known})
+    for metric, value in ("rmse", 0.25), ("psnr", -10.0):
+        change(evaluated, metric=metric)
+        any_server, *_ = comparisons(Evaluation.read(evaluated))
+        found = any_server.found[0.2]["prune"]
+        assert found.strengths == (0.99,)
+        assert (found.interval is None) == (metric == "psnr")
+        assert found.value == pytest.approx(value)
 
 
 def test_servers_are_told_apart(evaluated: RunFolder) -> None:

@@ -161,7 +161,8 @@ def _cost(record: Content) -> str:
     """The error and the time of linear response."""
     found, row = metrics_of(record), row_of(record)
     error = f"{shown(found['linear_error'], '.2f')} in the median and {shown(found['linear_error_max'], '.2f')} at most"
-    spent = f"all shadow models took {found['shadow_seconds']:.0f} seconds, the attack "
+    shadows = found["shadow_seconds"]
+    spent = "the attack took " if shadows is None else f"all shadow models took {shadows:.0f} seconds, the attack "
     if "peak_gpu_memory_mib" in found:
         spent += f"{row['seconds']:.0f} seconds in all, on a GPU"
     elif found.get("seconds", 0) > row["seconds"]:  # the command is the last of several processes

@@ -136,6 +136,8 @@ def test_runs_on_a_gpu_are_told_apart() -> None:
     )  # Student's t, 2.365
     assert "seconds of CPU in all, 0 minutes by the clock." in text
     assert "10 seconds in all, on a GPU." in text
+    reused = run("reused", metrics={**many, "shadow_seconds": None}, cpu_seconds=100)
+    assert "at most; the attack took 100 seconds of CPU in all" in released.cifar10_linear([reused])
     parts = released.cifar10_linear([run("parts", metrics={**many, "seconds": 7200.0}, cpu_seconds=100)])
     # the last part may have found the shadow models of the first
     assert parts.endswith("at most; the attack took 120 minutes by the clock in all, in parts.")

@@ -102,6 +102,10 @@ def test_a_finished_store_serves_other_runs_and_the_configuration_repeats(
     assert "400 models, 0 of them to be trained" in out
     first, second = ((folder / "reconstructions.safetensors").read_bytes() for folder in (run, again))
     assert first == second
+    found = figures(again)
+    assert (figures(run)["shadow_seconds"] or 0) > 0
+    assert found["shadow_seconds"] is None
+    assert found["shadow_seconds_reason"] == "shadow models of an earlier process were used"
 
 
 def test_two_processes_leave_the_stores_of_one(run: Path, train: Callable[..., Any], workplace: Path) -> None:

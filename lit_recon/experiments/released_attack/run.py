@@ -60,6 +60,7 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     stored = store_folder(shadows, models, split.shadow)
     settings = settings.bind(plan, len(split.shadow), folder.checkpoints / "reconstructor")
     classifier_of(settings.classifier, split.targets)
+    begun = stored.exists()
     kept = ShadowStore.open(stored, models.description)
     if kept is not None:
         kept.check(split.shadow)
@@ -89,7 +90,8 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
                 **described,
                 "execution": store.execution,
                 "processes": trainer.world_size,
-                "shadow_seconds": trained,
+                "shadow_seconds": None if begun else trained,
+                **({"shadow_seconds_reason": "shadow models of an earlier process were used"} if begun else {}),
                 "n_features": features.shape[1],
             }
             outcome = score_targets(settings, split, store.read(split.shadow, feature_map), features)

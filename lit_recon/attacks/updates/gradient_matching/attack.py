@@ -355,6 +355,7 @@ class GradientMatching(FurtherStarts):
         chosen = [state.problems[i] for i in which]
         progress = state.step / self.steps
         for problem in chosen:
+            problem.begin_terms(progress, [prior.start for prior in self.image_priors])
             for name, variable in problem.variables.items():
                 variable.requires_grad_(self.parametrization.moves(name, progress))
         drawn = torch.stack([p.images(self.parametrization) for p in chosen])
@@ -365,9 +366,10 @@ class GradientMatching(FurtherStarts):
         if self.network_prior is not None:
             terms["batch_norm"] = evaluation.batch_norm
         shares = images.new_tensor([problem.prior_share(progress) for problem in chosen])
+        drawn_images = torch.stack([p.as_drawn(image) for p, image in zip(chosen, images, strict=True)])
         for prior in self.image_priors:
             # a further start has one problem for each victim
-            value = prior(images, chosen[0].restart.observation.normalization, state.counts[0], progress)
+            value = prior(drawn_images, chosen[0].restart.observation.normalization, state.counts[0], progress)
             terms[type(prior).__name__] = prior.weight * shares * value
         if self.features is not None:
             pairs = zip(chosen, images, strict=True)
@@ -387,8 +389,7 @@ class GradientMatching(FurtherStarts):
                 for variable in problem.variables.values():
                     variable.grad = None
             torch.autograd.backward(drawn, direction)
-        finite = torch.isfinite(images.detach()).flatten(1).all(1)
-        lost = direction.isnan().flatten(1).any(1)
+        finite, lost = torch.isfinite(images.detach()).flatten(1).all(1), direction.isnan().flatten(1).any(1)
         rows = torch.stack([total, *(value.detach() for value in terms.values()), finite, lost], dim=1).tolist()
         for j, problem in enumerate(chosen):
             if "labels" in problem.variables and evaluation.labels is not None:

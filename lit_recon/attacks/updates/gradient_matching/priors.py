@@ -20,6 +20,9 @@ _SMALL = 1e-3
 class Prior(ABC):
     """A penalty on candidate images; `weight` multiplies it."""
 
+    #: Share of the iterations before the penalty starts.
+    start: float = 0.0
+
     def __init__(self, weight: float) -> None:
         if weight < 0:
             raise ConfigError(f"{type(self).__name__} needs a weight of at least 0; got {weight:g}")

@@ -44,6 +44,7 @@ class Problem:
     loss_before: float = float("inf")  # the least before the current iteration
     fell: float = float("inf")  # by how much every step of the last iteration lowered the least loss
     renews: bool = False  # every iteration begins with another penalty
+    begun: int | None = None  # how many terms of the loss have started; None: no iteration has begun
     best_matching: float = float("inf")
     best_images: Tensor | None = None
     best_labels: Tensor | None = None
@@ -58,6 +59,10 @@ class Problem:
         drawn = parametrization.images(self.variables, self.restart)
         drawn = drawn if self.order is None else drawn[self.order]
         return drawn if self.kept is None else torch.where(*self.kept, drawn)
+
+    def as_drawn(self, images: Tensor) -> Tensor:
+        """Candidates `(n, c, h, w)` in the order in which they were drawn, in which restarts have the same labels."""
+        return images if self.order is None else images[self.order.argsort()]
 
     def move(self, variables: Variables) -> None:
         """Go on with other variables and a fresh optimizer."""
@@ -77,6 +82,14 @@ class Problem:
         known = math.isfinite(self.loss_before)
         self.fell = (self.loss_before - self.best_loss) / steps if known else float("inf")
         self.loss_before = self.best_loss
+
+    def begin_terms(self, progress: float, starts: Sequence[float]) -> None:
+        """Begin an evaluation; the best iterate is sought anew once a penalty or a prior, by its share, has started."""
+        penalty = self.feature_penalty
+        begun = sum(start <= progress for start in (*starts, penalty.start if penalty else 0.0))
+        if self.begun not in (None, begun):  # losses before lack a term
+            self.best_loss = self.loss_before = float("inf")
+        self.begun = begun
 
     def renew(self, parametrization: Parametrization, progress: float) -> None:
         """Begin an iteration with the penalty as it is for the candidates reached, if it depends on them."""

@@ -115,6 +115,21 @@ def test_victims_do_not_disturb_each_other(observe: Observe) -> None:
         assert torch.equal(attack(seen).images, result.images)
 
 
+def test_the_best_iterate_is_not_one_from_before_a_penalty_starts(observe: Observe) -> None:
+    attack = GradientMatching(
+        priors=[GroupConsistency(10.0, start=0.5)], steps=20, restarts=2, keep="best", execution="loop", log_every=1
+    )
+    state = attack.init([observe("mlp")])
+    while state.step < attack.steps:
+        attack.advance(state)
+    attack.result(state)
+    for problem in state.problems:
+        losses, matching = problem.trace["loss"], problem.trace["matching"]
+        assert min(losses[:10]) < min(losses[10:])
+        assert problem.best_loss == min(losses[10:])
+        assert problem.best_matching == matching[losses.index(problem.best_loss)]
+
+
 def test_group_consistency_compares_nothing_in_further_starts(photographs: torch.Tensor) -> None:
     """They have one problem for each victim."""
     torch.manual_seed(0)

@@ -141,7 +141,8 @@ class KnownTraining:
     """Everything about a released model's training but one image.
 
     ShapeError for images that do not fit labels or network, ConfigError for mini-batches larger than the training set,
-    UnsupportedModelError for networks with buffers or random layers: data do not determine their training.
+    UnsupportedModelError for networks with buffers or random layers: data do not determine their training; and for
+    frozen weights, which only some of the ways to train would leave as they are.
     """
 
     network: nn.Module  # its weights are not used
@@ -170,6 +171,12 @@ class KnownTraining:
             raise UnsupportedModelError(
                 f"shadow models need networks without buffers and dropout; got {wrong[:3]}: "
                 "use GroupNorm instead of BatchNorm and leave dropout out"
+            )
+        frozen = [name for name, parameter in self.network.named_parameters() if not parameter.requires_grad]
+        if frozen:
+            raise UnsupportedModelError(
+                f"shadow models need networks whose weights are all trained; got requires_grad=False for {frozen[:3]}: "
+                "set it to True"
             )
 
     @property

@@ -237,6 +237,13 @@ def test_networks_that_depend_on_more_than_their_data_are_refused(layer: nn.Modu
         known_training(network, random_images(3, 0))
 
 
+def test_networks_with_frozen_weights_are_refused() -> None:
+    network = nn.Sequential(nn.Flatten(), nn.Linear(25, 4))
+    network[1].bias.requires_grad_(False)
+    with pytest.raises(UnsupportedModelError, match=r"requires_grad=False for \['1.bias'\]"):
+        known_training(network, random_images(3, 0))
+
+
 @pytest.mark.parametrize("arguments", [{"steps": 0}, {"lr": 0.0}, {"momentum": 1.0}])
 def test_impossible_descent_is_refused(arguments: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match="descent.steps must be at least 1"):

@@ -23,6 +23,8 @@ def weighted(vectors: Update, weights: Update | float) -> Update:
 
 def is_plain(module: nn.Module) -> bool:
     """Whether a module is a convolution or linear layer that `WeightLayer` knows."""
+    if not {name for name, _ in module.named_parameters()} <= {"weight", "bias"}:
+        return False  # the weight is computed from others, as by `torch.nn.utils.spectral_norm`
     if type(module) is nn.Conv2d:
         return module.groups == 1 and module.padding_mode == "zeros" and not isinstance(module.padding, str)
     return type(module) is nn.Linear

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -330,14 +330,36 @@ def doubled(tensors: Mapping[str, Tensor]) -> Update:
 def _called_once(
     network: nn.Module, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], images: Tensor
 ) -> tuple[dict[str, nn.Module], dict[str, torch.Size]]:
-    """The convolutions and linear layers that are called exactly once, and the shapes of their outputs."""
+    """The convolutions and linear layers that are called exactly once, and the shapes of their outputs.
+
+    None that shares a parameter: what another layer or function does with it would be missing in its gradient.
+    """
     modules = {
         name: module
         for name, module in network.named_modules()
         if is_plain(module) and all(f"{name}.{part}" in parameters for part, _ in module.named_parameters())
     }
     shapes: dict[str, list[torch.Size]] = {name: [] for name in modules}
-    with torch.no_grad(), hooked(modules, lambda name, _, output: shapes[name].append(output.shape)):
-        torch.func.functional_call(network, {**buffers, **parameters}, (images,))
-    once = {name: found[0] for name, found in shapes.items() if len(found) == 1}
+    leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
+    found: list[Tensor] = []
+
+    def cut(name: str, given: Tensor, output: Tensor) -> Tensor:
+        shapes[name].append(output.shape)
+        found.append(given)
+        return output.detach()
+
+    with torch.enable_grad(), hooked(modules, cut):
+        found.append(torch.func.functional_call(network, {**buffers, **leaves}, (images,)))
+    # the graph ends at the layers' outputs: it reaches their parameters by other ways alone
+    ends = [value for value in found if value.requires_grad]
+    reached: Sequence[Tensor | None] = [None] * len(leaves)
+    if ends:
+        ones = [torch.ones_like(value) for value in ends]
+        reached = torch.autograd.grad(ends, list(leaves.values()), ones, allow_unused=True)
+    shared = {name for name, other in zip(leaves, reached, strict=True) if other is not None}
+    once = {
+        name: calls[0]
+        for name, calls in shapes.items()
+        if len(calls) == 1 and not shared & {f"{name}.{part}" for part, _ in modules[name].named_parameters()}
+    }
     return {name: modules[name] for name in once}, once

@@ -139,6 +139,28 @@ def test_parameters_of_other_kinds_take_part() -> None:
     assert relative(ours.gram(random_weights(dense.update)), dense.gram(random_weights(dense.update))) < 1e-12
 
 
+class Shared(nn.Module):
+    """Two convolutions with one weight, one whose weight and bias are used by a function too, and a computed weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = (nn.Conv2d(3, 3, 3, padding=1) for _ in range(3))
+        self.second.weight = self.first.weight
+        self.normed = torch.nn.utils.spectral_norm(nn.Conv2d(3, 3, 3, padding=1))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        inner = self.third(self.second(self.first(inputs).relu()).relu()).relu()
+        out: Tensor = self.normed(nn.functional.conv2d(inner, self.third.weight, self.third.bias, padding=1))
+        return out
+
+
+def test_all_uses_of_a_shared_weight_count() -> None:
+    ours, dense = both(network(BATCH, nn.ReLU(), Shared().double()))
+    assert all((ours.update[name] - value).abs().max() < 1e-12 for name, value in dense.update.items())
+    assert relative(ours.gram(), dense.gram()) < 1e-12
+    assert relative(ours.gram(random_weights(dense.update)), dense.gram(random_weights(dense.update))) < 1e-12
+
+
 def test_little_memory_takes_several_passes() -> None:
     ours, dense = both(network(BATCH, nn.ReLU()))
     assert len(ours._linear._groups(128)) == 1

@@ -142,6 +142,8 @@ def example_gradients(model: nn.Module, loss: Callable[[], Tensor], n: int) -> E
 
 
 def _is_known(layer: nn.Module) -> bool:
+    if not {name for name, _ in layer.named_parameters(recurse=False)} <= {"weight", "bias"}:
+        return False  # the weight is computed from others, as by `torch.nn.utils.spectral_norm`
     if isinstance(layer, nn.Conv2d) and type(layer).forward is nn.Conv2d.forward:
         return layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
     return type(layer).forward in (nn.Linear.forward, nn.GroupNorm.forward)

@@ -95,6 +95,9 @@ OTHERS: dict[str, Callable[[], nn.Module]] = {
     "an output that is overwritten": lambda: nn.Sequential(
         nn.Flatten(), nn.Linear(768, 8), nn.Tanh(), nn.Linear(8, 8), Overwriting(), nn.Linear(8, 5)
     ),
+    "a weight that is computed from another": lambda: nn.Sequential(
+        nn.Flatten(), torch.nn.utils.spectral_norm(nn.Linear(768, 5))
+    ),
     "a layer of another kind": lambda: nn.Sequential(nn.Flatten(), nn.LayerNorm(768), nn.Linear(768, 5)),
 }
 
@@ -108,7 +111,8 @@ def batch() -> Batch:
 def built(make: Callable[[], nn.Module], batch: Batch) -> tuple[GradientOperator, Weights]:
     torch.manual_seed(1)
     model = make().double()
-    model(batch.images)  # sets the sizes of lazy layers
+    with torch.no_grad():
+        model(batch.images)  # sets the sizes of lazy layers
     return GradientOperator(model), Weights.of(model)
 
 

@@ -261,7 +261,6 @@ class VictimModel:
             "backbone": str(self.path),
             "backbone_epochs": trained.epoch,
             "backbone_accuracy": trained.accuracy,
-            "split_hash": trained.split_hash,
         }
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from lit_recon.clients import Client
-from lit_recon.errors import ConfigError, LitReconError
+from lit_recon.errors import ConfigError, LitReconError, RunExistsError
 from lit_recon.experiments.configuration import settings_of
 from lit_recon.experiments.evaluate.grid import INAPPLICABLE, GridCell
 from lit_recon.experiments.evaluate.results import LeakageMetric
@@ -23,6 +23,7 @@ from lit_recon.experiments.victim_model import VictimModel, find_target, prepare
 from lit_recon.models.generative.generator import ConvGenerator, GeneratorCheckpoint, save_generator
 from lit_recon.modules.data import VictimDataModule
 from lit_recon.records import Observation
+from lit_recon.reporting.record import read_metrics
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.training.trainer import check_trainer
 
@@ -40,7 +41,7 @@ class Rehearsal:
 
     def __init__(self, cells: Sequence[GridCell], folder: Path, metric: LeakageMetric) -> None:
         self._cells, self._folder, self._metric = cells, folder, metric
-        self._victims: dict[str, VictimDataModule] = {}
+        self._victims: dict[tuple[str, str], VictimDataModule] = {}  # by the settings of the data, and of the victims
         self._targets: dict[str, VictimModel] = {}
         self._sent: dict[str, nn.Module] = {}  # models that servers send to clients
         self._seen: dict[str, Observation] = {}  # updates of the last cells, which other attacks see, too
@@ -82,6 +83,22 @@ class Rehearsal:
             raise type(first)(f"{attacks[0].describe()}: {first}") from first
         return {folder: str(why) for folder, why in found.items()} | untrained
 
+    def refuse_other_data(self, cells: Sequence[GridCell]) -> None:
+        """A RunExistsError for a finished cell on other images than are there now under the same settings.
+
+        Settings name a folder, and not what it holds. Data that no cell is left to run on are not read.
+        """
+        now = {data: victims.split_hash for (data, _), victims in self._victims.items()}
+        for cell in cells:
+            run, expected = RunFolder(self._folder / cell.folder), now.get(_text(cell.settings["data"]))
+            there = read_metrics(run.metrics).get("split_hash") if expected and run.is_complete else None
+            if there not in (None, expected):
+                raise RunExistsError(
+                    f"{self._folder} holds cells on other images (hash {there}, here {expected}), such as "
+                    f"{cell.folder}: the data have changed since, and a grid compares attacks on the same images; "
+                    "restore the data, choose another folder with --out, or start again with --overwrite true"
+                )
+
     def _stand_in(self, cell: GridCell, path: Path) -> Path:
         """An untrained generator as the cell's settings describe it."""
         built = cell.built(self._folder)
@@ -122,7 +139,7 @@ class Rehearsal:
     ) -> Observation:
         """The first victim's update; the last few are kept, as some defenses take seconds for one."""
         depends = ("server", "data", "victims", "client", "defense", "knowledge", "seed")
-        key = json.dumps([cell.network, *map(cell.settings.get, depends)], sort_keys=True, default=str)
+        key = _text([cell.network, *map(cell.settings.get, depends)])
         if key not in self._seen:
             if len(self._seen) >= _KEPT:
                 self._seen.clear()
@@ -135,7 +152,11 @@ class Rehearsal:
         check_trainer(attack.trainer, training.precision)
 
     def _victims_of(self, own: dict[str, Any], settings: AttackSettings) -> VictimDataModule:
-        key = json.dumps([own["data"], own["victims"]], sort_keys=True, default=str)
+        key = _text(own["data"]), _text(own["victims"])
         if key not in self._victims:
             self._victims[key] = victim_data(settings)
         return self._victims[key]
+
+
+def _text(settings: Any) -> str:
+    return json.dumps(settings, sort_keys=True, default=str)

@@ -52,7 +52,10 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     if not settings.overwrite:
         refuse_other_lpips(call.folder, {cell.folder: cell.settings for cell in cells})
     print("rehearsal   of every attack, defense and training, on the first victims", flush=True)  # takes up to minutes
-    inapplicable = Rehearsal(part, path, metric).check()
+    rehearsal = Rehearsal(part, path, metric)
+    inapplicable = rehearsal.check()
+    if not settings.overwrite:
+        rehearsal.refuse_other_data(cells)
     _refuse_unavailable(settings)
     study = StudyRunner([cell.piece(path, metric.key) for cell in part], path)
     grows = ("attacks", "defenses", "only", "batch_sizes", "aware", *_OF_PAGE)

@@ -103,7 +103,7 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
         bounds, bound_facts, bound_notes = _bounds(settings, module.model, victims, folder, device)
         notes = [*target.notes, *copies_notes(victims), *module.notes, *bound_notes]
         facts = run_facts(scored, str(device), notes) | bound_facts
-        facts |= {"seed": settings.seed, "pool": settings.victims.pool}
+        facts |= {"seed": settings.seed, "pool": settings.victims.pool, "split_hash": victims.split_hash}
         record = {**module.metrics, **facts, **target.facts(checkpoint)}
         record |= {"execution": module.execution, "together": module.together, "processes": trainer.world_size}
         result = AttackResult(scored, record, module.measures, victims.class_names, bounds=bounds)

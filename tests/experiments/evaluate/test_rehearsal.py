@@ -8,8 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
+from PIL import Image
 
 from lit_recon import cli
 from lit_recon.attacks.base import Attack
@@ -168,3 +170,36 @@ def test_a_grid_of_any_ranking_keeps_the_network_of_lpips(
     ):
         assert cli.attack([*command, *others]) == 2
         assert words in capsys.readouterr().err
+
+
+def test_a_grid_does_not_go_on_with_other_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def draw(seed: int) -> None:
+        generator = np.random.default_rng(seed)
+        for place in (tmp_path / "images" / name for name in "ab"):
+            place.mkdir(parents=True, exist_ok=True)
+            for number in range(3):
+                pixels = generator.integers(0, 256, (4, 6), dtype=np.uint8)
+                Image.fromarray(pixels).save(place / f"{number}.png")
+
+    draw(0)
+    (tmp_path / "any.yaml").write_text(
+        yaml.safe_dump({"attack": {"class_path": "GradientMatching", "init_args": {"steps": 1}}})
+    )
+    settings = {
+        **COMMON,
+        "data": {"class_path": "ImageFolder", "init_args": {"root": str(tmp_path / "images"), "grayscale": True}},
+        "backbone": {**COMMON["backbone"], "cache": str(tmp_path / "backbones")},
+        "attacks": {"any": {"config": str(tmp_path / "any.yaml")}},
+        "defenses": {"noise": {"strength": "defense.init_args.std", "values": [0.1]}},
+        "utility": None,
+    }
+    settings["defenses"]["noise"]["settings"] = {"defense": {"class_path": "GaussianNoise"}}
+    (tmp_path / "grid.yaml").write_text(yaml.safe_dump(settings))
+    command = ["evaluate", "--config", str(tmp_path / "grid.yaml"), "--out", str(tmp_path / "grid")]
+    more = [*command, "--defenses.noise.values", "[0.1, 1.0]"]
+    assert cli.attack(command) == 0
+    draw(1)
+    assert cli.attack(more) == 2
+    assert "holds cells on other images" in capsys.readouterr().err
+    draw(0)
+    assert cli.attack(more) == 0

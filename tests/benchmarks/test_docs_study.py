@@ -330,3 +330,13 @@ def test_the_study_attacks_with_the_settings_of_the_attack() -> None:
     # but for the last, which makes way to features as well, for fewer iterations
     assert own[:-1] == alone[:-1]
     assert own[-1]["init_args"]["steps"] < alone[-1]["init_args"]["steps"]
+
+
+@pytest.mark.parametrize("name", ["geiping2020", "liu2025", "liu2025_train", "liu2025_tuned"])
+def test_errors_beside_a_run_are_those_under_the_weakest_pruning_and_dropping(name: str) -> None:
+    paper = configuration(f"attack/{name}.yaml")["paper"]
+    assert "under the weakest pruning and dropping of gradients" in " ".join(paper["note"].split())
+    rows = liu2025.TABLE_4[name if name in liu2025.TABLE_4 else "liu2025"]
+    weakest = [n for n, column in enumerate(liu2025.COLUMNS) if column[:2] in (("dropout", 0.3), ("prune", 0.3))]
+    values = [value for column in weakest for value in liu2025.printed(rows, column).split(", ")]
+    assert paper["values"]["rmse"] == f"{min(values)} to {max(values)}"

@@ -116,6 +116,7 @@ class FirstLayer:
         for _ in range(FACTOR_ITERATIONS):
             misfit = (expected * factor - observed[:, None]).norm(dim=2) / part[:, None].clamp(min=TINY)
             misfit = misfit.nan_to_num(WITHOUT_PART).clamp(max=WITHOUT_PART)
+            misfit[part == 0] = WITHOUT_PART  # also where none is expected
             cost = log_misfit(misfit)
             if evidence is not None:
                 cost = torch.where(evidence.any(dim=1, keepdim=True), DECISIVE * evidence, cost)

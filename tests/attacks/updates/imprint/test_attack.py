@@ -188,7 +188,21 @@ def test_one_shot_finds_the_image_in_its_bin(server: Callable[..., Backbone], ph
     result = RobbingTheFed(KnownLabels())(observe(model, images))
     assert psnr(result, images)[0][-1] > 50
     assert "1 of 1 bins hit by 24 images" in result.notes[0]
+    assert "imprint: 1 decoded images explain their part of the gradient alone" in result.notes
     assert "23 of 24 images returned as the data's mean color" in result.notes[-1]
+
+
+def test_mean_color_outside_of_the_only_bin_explains_nothing(
+    server: Callable[..., Backbone], photographs: Tensor
+) -> None:
+    model = server(photographs, one_shot=24, activation="hardtanh")
+    mean = torch.tensor(NORMALIZATION.mean)[None, :, None, None].expand(1, 3, 16, 16)
+    assert bins(model, mean) != 0  # its derivative is zero there, as is that of an image that was not found
+    result = RobbingTheFed(KnownLabels())(observe(model, photographs[bins(model, photographs) != 0][:4]))
+    assert result.notes[:2] == (
+        "imprint: 0 of 1 bins hit by 4 images",
+        "imprint: 0 decoded images explain their part of the gradient alone",
+    )
 
 
 def test_an_image_that_spreads_over_two_bins_is_returned_once(

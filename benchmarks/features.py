@@ -91,7 +91,7 @@ def main() -> None:
     with Record("features", vars(arguments)) as record:
         for activation in (GELU, RELU):
             for n in arguments.batches:
-                record.add(measure(activation, n, *size))
+                record.measure({"activation": activation.name, "batch": n}, partial(measure, activation, n, *size))
 
 
 if __name__ == "__main__":

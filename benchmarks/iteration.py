@@ -60,7 +60,8 @@ def main() -> None:
     with Record("iteration", vars(arguments)) as record:
         for mode in arguments.modes:
             for batch in arguments.batches:
-                record.add(measure(batch, mode, arguments.rounds, arguments.compiled))
+                own = {"batch": batch, "batch_norm": mode}
+                record.measure(own, partial(measure, batch, mode, arguments.rounds, arguments.compiled))
 
 
 if __name__ == "__main__":

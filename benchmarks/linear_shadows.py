@@ -158,12 +158,14 @@ def main() -> None:
     keep_freed_memory()  # as every command does
     response = LinearResponse(arguments.rank, arguments.hessian_images)
     with Record("linear_shadows", vars(arguments)) as record:
-        record.add(speed(arguments.known, arguments.models, arguments.steps, arguments.rounds, response))
+        rates = arguments.known, arguments.models, arguments.steps, arguments.rounds
+        record.measure({"part": "speed"}, partial(speed, *rates, response))
         if arguments.memory:
-            record.add({"memory": memory(arguments.known, arguments.memory, response)})
+            peaks = partial(memory, arguments.known, arguments.memory, response)
+            record.measure({"part": "memory"}, lambda: {"memory": peaks()})
         if arguments.mnist:
             sizes = arguments.attack_known, arguments.shadows, arguments.targets
-            record.add(attack(arguments.mnist, *sizes, response))
+            record.measure({"part": "attack"}, partial(attack, arguments.mnist, *sizes, response))
 
 
 if __name__ == "__main__":

@@ -83,8 +83,9 @@ class Record:
     """The file of one measurement, `<date>-<name>-<device>.json`, written again after every row.
 
     `partial` is true until the measurement is complete. A killed one goes on where it stopped, in the same file, when
-    the same command runs again on the same device and commit. `digest` is over everything else in the file: a test
-    compares it, so that an edited record is found. A second measurement of a day gets a number.
+    the same command runs again on the same device, versions and commit: `measure` skips the rows that are there.
+    `digest` is over everything else in the file: a test compares it, so that an edited record is found. A second
+    measurement of a day gets a number.
 
     Args:
         name: of the benchmark.
@@ -108,11 +109,13 @@ class Record:
         files = {key: _digest_of_file(Path(str(value))) for key, value in settings.items() if _is_file(value)}
         head = {"name": name, "settings": settings, "files": files, "pool": pool, "command": facts["command"]}
         self._head = portable({**head, **_code()})
+        place = {key: fact for key, fact in facts.items() if key == "device" or key.startswith("version_")}
+        same = portable(place) | self._head
         self._device, self.path = device, folder / f"{stem}.json"
         self.rows: list[Row] = []
         for path in folder.glob(f"*-{name}-{slug}*.json"):
             earlier = json.loads(path.read_text(encoding="utf-8"))
-            if earlier["partial"] and {key: earlier.get(key) for key in self._head} == self._head:
+            if earlier["partial"] and all(earlier.get(key) == value for key, value in same.items()):
                 self.path, self.rows = path, earlier["rows"]
                 return
         while self.path.exists():

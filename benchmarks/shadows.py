@@ -183,20 +183,24 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     keep_freed_memory()  # as every command does
-    most, peak = max(arguments.known) + _OWN, peak_flops(arguments.rounds)
+    most, rounds = max(arguments.known) + _OWN, arguments.rounds
     digits, photos = [random_images((1, 28, 28), most)], random_images((3, 32, 32), 500 + _OWN)
     if arguments.root is not None:
         digits, photos = [MNIST(arguments.root).load()[0], *digits], CIFAR10(arguments.root).load()[0]
     with Record("shadows", vars(arguments)) as record:
-        record.add({"peak_gflops": round(peak / 1e9, 1)})
+        record.measure({"part": "peak"}, lambda: {"peak_gflops": round(peak_flops(rounds) / 1e9, 1)})
+        peak = 1e9 * record.rows[0]["peak_gflops"]
         for images in digits:
             for n in arguments.known:
-                record.add(speed(images, n, arguments.steps, arguments.rounds, peak))
+                own = {"part": "speed", "images": images.name, "known_images": n}
+                record.measure(own, partial(speed, images, n, arguments.steps, rounds, peak))
         for n in arguments.known:
-            record.add(agreement(digits[0], n, arguments.steps, arguments.checked))
-        record.add(convolutions(photos, 500, arguments.rounds))
+            own = {"part": "agreement", "known_images": n}
+            record.measure(own, partial(agreement, digits[0], n, arguments.steps, arguments.checked))
+        record.measure({"part": "convolutions"}, partial(convolutions, photos, 500, rounds))
         if arguments.memory:
-            record.add({"memory": memory(digits[0], max(arguments.known), arguments.memory)})
+            sizes = digits[0], max(arguments.known), arguments.memory
+            record.measure({"part": "memory"}, lambda: {"memory": memory(*sizes)})
 
 
 if __name__ == "__main__":

@@ -3,12 +3,18 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import sys
+from functools import partial
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
+from benchmarks import features, iteration, linear_shadows, record, shadows
 from benchmarks.record import RESULTS, ROOT, Record, alternate, digest, portable, ratios
 from lit_recon.data.splits import Pool
+from lit_recon.reporting.provenance import environment
 
 
 def test_variants_take_turns_and_the_first_round_is_not_counted() -> None:
@@ -85,6 +91,66 @@ def test_a_killed_measurement_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert content["partial"] is False
     assert content["rows"] == [{"n": n, "square": n * n} for n in (1, 2, 3)]
     assert measured == [3]
+
+
+@pytest.mark.parametrize(
+    "other", [{"device": "Chip"}, {"device": "Chip 2.0", "version_torch": "0.1"}], ids=["device", "version"]
+)
+def test_it_does_not_go_on_elsewhere(other: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def squares(facts: dict[str, str], last: int) -> Record:
+        monkeypatch.setattr(record, "environment", lambda device: {**environment(device), **facts})
+        with Record("squares", {}, folder=tmp_path) as written:
+            for n in (1, 2):
+                written.measure({"n": n}, lambda n=n: {"square": n * n} if n <= last else sys.exit(1))
+        return written
+
+    with pytest.raises(SystemExit):
+        squares({"device": "Chip 2.0"}, last=1)
+    [killed] = tmp_path.iterdir()
+    assert squares(other, last=2).path != killed
+    assert squares({"device": "Chip 2.0"}, last=2).path == killed
+
+
+@pytest.mark.parametrize(
+    ("program", "arguments", "measurements", "n_rows"),
+    [
+        (iteration, "--batches 1 2", ["measure"], 4),
+        (features, "--batches 1 2", ["measure"], 4),
+        (shadows, "--known 5 6 --memory 1", ["peak_flops", "speed", "agreement", "convolutions", "memory"], 7),
+        (linear_shadows, "--mnist x.npz", ["speed", "memory", "attack"], 3),
+    ],
+    ids=["iteration", "features", "shadows", "linear_shadows"],
+)
+def test_a_program_goes_on_where_it_was_killed(
+    program: ModuleType,
+    arguments: str,
+    measurements: list[str],
+    n_rows: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls = itertools.count(1)
+
+    def fake(*_: object) -> Any:
+        if (number := next(calls)) == n_rows:
+            raise KeyboardInterrupt
+        return 1e9 if program is shadows and number == 1 else {"number": number}
+
+    for name in measurements:
+        monkeypatch.setattr(program, name, fake)
+    monkeypatch.setattr(program, "Record", partial(Record, folder=tmp_path))
+    monkeypatch.setattr(sys, "argv", ["program.py", *arguments.split()])
+
+    with pytest.raises(KeyboardInterrupt):
+        program.main()
+    [path] = tmp_path.iterdir()
+    killed = json.loads(path.read_text())["rows"]
+    program.main()
+
+    rows = json.loads(path.read_text())["rows"]
+    assert len(killed) == n_rows - 1
+    assert rows[:-1] == killed
+    assert next(calls) == n_rows + 2, "one measurement was missing"
 
 
 def test_an_edited_record_has_another_digest(tmp_path: Path) -> None:

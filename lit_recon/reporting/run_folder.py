@@ -223,7 +223,8 @@ class RunFolder:
 
     def _clear(self, more: Iterable[str]) -> None:
         # The metrics are removed first: if the process is killed meanwhile, the run counts as unfinished.
-        own = (self.metrics, self.report, self.victims, self.reconstructions, self.checkpoints, self.logs)
+        report = self.report, self.report.with_suffix(".pdf")
+        own = (self.metrics, *report, self.victims, self.reconstructions, self.checkpoints, self.logs)
         for path in (*own, *(self.path / name for name in (*_OF_STUDIES, *more))):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)

@@ -153,6 +153,7 @@ def test_a_process_that_was_killed_before_its_first_file_leaves_a_new_folder(tmp
 def test_overwrite_begins_anew_and_keeps_foreign_files(tmp_path: Path) -> None:
     folder = finished(tmp_path / "run")
     (folder.path / "my notes.txt").write_text("mine")
+    (folder.path / "report.pdf").write_text("of the run before")
     new = RunFolder.open(folder.path, "attack:\n  steps: 7\n", overwrite=True)
     assert not new.is_complete
     assert sorted(content(new.path)) == ["config.yaml", "my notes.txt"]

@@ -18,7 +18,10 @@ from benchmarks.docs.tables import configuration, select
 _UNKNOWN = "not known"
 #: Settings of the public code.
 _NETWORKS = {
-    "MNIST": "batches of 16, a small network with LeakyReLU, 2,000 iterations of gradient inversion",
+    "MNIST": (
+        "batches of 16, in its last version of 8, a small network with LeakyReLU, 2,000 iterations of gradient "
+        "inversion"
+    ),
     "CIFAR-10": "batches of 2, an untrained ConvNet, 1,000 iterations of gradient inversion",
 }
 _DEFENSES = {
@@ -30,7 +33,7 @@ _DEFENSES = {
 _GRIDS = {
     "MNIST": (
         "chen2024_mnist",
-        "4 batches of 8 images, as in the code's last version; three trainings of one client by SGD",
+        "4 batches of 8 images; three trainings of one client by SGD",
     )
 }
 _COMPARED = {

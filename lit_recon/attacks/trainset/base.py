@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -24,7 +25,8 @@ class ReleasedModel:
 
     Attributes:
         model: the architecture; takes images `(n, c, h, w)` in [0, 1] and gives outputs `(n, k)`, `k` = 1 but for
-            `multiclass`.
+            `multiclass`. Where it is in training mode, a copy in evaluation mode takes its place: attacks simulate a
+            training without dropout.
         weights: the released ones, by parameter name, all of one dtype, in which attacks compute.
         task: loss and labels.
         image_shape: `(c, h, w)`.
@@ -58,6 +60,8 @@ class ReleasedModel:
     known_labels: Tensor | None = None
 
     def __post_init__(self) -> None:
+        if any(module.training for module in self.model.modules()):
+            object.__setattr__(self, "model", copy.deepcopy(self.model).eval())
         wanted = {name: tuple(parameter.shape) for name, parameter in self.model.named_parameters()}
         for field, what in (("weights", "the released weights"), ("start", "the start")):
             weights: Weights | None = getattr(self, field)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lit_recon.attacks.trainset import (
     Candidates,
@@ -168,3 +168,12 @@ def test_a_stationarity_attack_that_diverges_names_its_rate() -> None:
     attack = MarginKKT(steps=30, optimizer="sgd", lr=1e200, min_multiplier=0.0)
     with pytest.raises(ConfigError, match=r"diverged at step \d+: .*lower lr=1e\+200"):
         attack(unknown(seen, images, labels))
+
+
+def test_a_network_in_training_mode_is_attacked_in_evaluation_mode() -> None:
+    network = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(4, 1))
+    weights = {name: weight.detach() for name, weight in network.named_parameters()}
+    seen = ReleasedModel(network, weights, "binary", (1, 2, 2), 2, torch.zeros(1, 2, 2), 2)
+    images = torch.rand(3, 1, 2, 2, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(seen.model(images), network[2](images.flatten(1)))
+    assert network.training, "the caller's network stays as it is"

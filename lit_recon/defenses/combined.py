@@ -99,8 +99,11 @@ class Chain(Defense):
         return {name: max((one[name] for one in found), default=0.0) for name in observed}
 
     def simulate_share(self, candidate: Update, observed: Update, clients: int) -> Update:
-        for defense in self.defenses:
-            candidate = defense.simulate_share(candidate, observed, clients)
+        for number, defense in enumerate(self.defenses, 1):
+            # entries that are cut off later may cancel in the mean: its zeros do not say that all clients dropped them
+            misled = any(_cuts_off(one, observed) for one in self.defenses[number:]) and not _has_random_masks(defense)
+            shown = {name: torch.ones_like(value) for name, value in observed.items()} if misled else observed
+            candidate = defense.simulate_share(candidate, shown, clients)
         return candidate
 
     def require_shares(self) -> None:
@@ -240,6 +243,12 @@ class AveragedDefense:
 def seen_in_mean(defense: Defense, clients: int) -> Defense | AveragedDefense:
     """The defense as the attacker of the mean of `clients` clients' updates simulates it; errors as above."""
     return defense if clients == 1 else AveragedDefense(defense, clients)
+
+
+def _cuts_off(defense: Defense, update: Update) -> bool:
+    """Whether a defense cuts entries off at a finite largest absolute value."""
+    largest = torch.full((1,), torch.finfo(torch.float32).max)
+    return any(bool(mask.any()) for mask in defense.censored(dict.fromkeys(update, largest)).values())
 
 
 def _has_random_masks(defense: Defense) -> bool:

@@ -149,6 +149,8 @@ def test_images_are_not_mixed_across_clients(model: Backbone, batch: tuple) -> N
         Chain([GradientClipping(0.5), GradientPruning(0.8)]),
         PercentilePrivacy(70.0),
         PercentilePrivacy(70.0, gamma=0.02),
+        # entries that clients cut off at opposite signs cancel in the mean
+        Chain([GradientPruning(0.3), PercentilePrivacy(gamma=1e-3)]),
         ExcludedVariables("^head"),
     ],
     ids=repr,

@@ -175,7 +175,8 @@ _MARKS = {"fits": "fits ", "found": "found", "doubt": "DOUBT", "open": "open "}
 def agreement(seen: Observation, outcome: Outcome, scaled: bool = True) -> Finding | None:
     """Whether the update of the images that came back has the length of the observed one; None: nothing to compare.
 
-    Images of an exact attack that do not explain the update and were cut to [0, 1] had another normalization.
+    Images of an exact attack that do not explain the update and were cut to [0, 1] had another normalization, or are
+    hidden: noise moves dark pixels below 0, and without the gradient of a bias nothing tells how bright an image is.
     `scaled`: the scale of the observed update follows from what was given.
     """
     if outcome.found is None or seen.defense is not None:
@@ -188,7 +189,7 @@ def agreement(seen: Observation, outcome: Outcome, scaled: bool = True) -> Findi
         return Finding(
             "doubt",
             f"{cut:.0%} of the pixels that came back were cut to [0, 1], and so they do not explain the update: the "
-            "given normalization is not the client's.",
+            "given normalization is not the client's, or noise or missing entries of the first layer hide the images.",
         )
     # of an outcome that was kept, on the CPU
     images, labels = (part.to(seen.like.device) for part in (outcome.batch.images, outcome.batch.labels))

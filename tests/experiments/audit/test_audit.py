@@ -13,7 +13,7 @@ from torch import nn
 
 import lit_recon
 from lit_recon.cli import attack
-from lit_recon.clients.record import RecordedUpdate
+from lit_recon.clients.record import RecordedUpdate, Recorder
 from lit_recon.errors import ConfigError, ShapeError
 from lit_recon.experiments.audit import attacks, run
 from lit_recon.experiments.audit.attacks import CANDIDATES, Outcome, best, read_outcome
@@ -110,6 +110,21 @@ def test_pixels_that_were_cut_show_a_wrong_normalization(std: float) -> None:
     result = lit_recon.audit(mlp(), recorded, SHAPE, wrong, attacks=CHEAP, minutes=1)
     [doubt] = [finding.text for finding in result.findings if finding.kind == "doubt"]
     assert "were cut to [0, 1]" in doubt
+
+
+def test_pixels_that_noise_moved_are_not_blamed_on_the_normalization_alone() -> None:
+    """Half of the pixels are black, and the normalization is the client's."""
+    images, labels = torch.rand(1, *SHAPE, generator=torch.Generator().manual_seed(0)), torch.zeros(1, dtype=torch.long)
+    model = mlp()
+    nn.functional.cross_entropy(model((images - 0.5).relu()), labels).backward()
+    generator = torch.Generator().manual_seed(1)
+    sent = {name: value.grad for name, value in model.named_parameters() if value.grad is not None}
+    size = torch.cat([value.flatten() for value in sent.values()]).square().mean().sqrt()
+    noisy = {name: value + size * torch.randn(value.shape, generator=generator) for name, value in sent.items()}
+    recorded = Recorder(mlp(), batch_size=1).record(noisy, form="gradient")
+    result = lit_recon.audit(mlp(), recorded, SHAPE, attacks=["analytic"], minutes=1)
+    [told] = [finding.text for finding in result.findings if "were cut to [0, 1]" in finding.text]
+    assert "or noise or missing entries" in told
 
 
 def test_pixels_of_a_search_at_their_bounds_say_nothing() -> None:

@@ -55,14 +55,19 @@ class Item:
     is_result: bool = True
 
     def find(self, figures: Figures) -> Found | None:
-        """Our value; None where it is missing."""
-        if not isinstance(self.ours, str):
-            return None if self.ours is None else self.ours(figures)
-        found = [figures.find(name) for _, name in _EXPRESSION.findall(self.ours)]
+        """Our value, with every record that it is from once; None where it is missing."""
+        value = self._read(figures, self.ours) if isinstance(self.ours, str) else self.ours and self.ours(figures)
+        if value is None:
+            return None
+        return Found(value.text, list({str(record["path"]): record for record in value.records}.values()))
+
+    @staticmethod
+    def _read(figures: Figures, text: str) -> Found | None:
+        found = [figures.find(name) for _, name in _EXPRESSION.findall(text)]
         if not all(found):
             return None
-        used = {str(record["path"]): record for records in found for record in records}
-        return Found(_EXPRESSION.sub(lambda match: figures.text(match[1]), self.ours), list(used.values()))
+        used = [record for records in found for record in records]
+        return Found(_EXPRESSION.sub(lambda match: figures.text(match[1]), text), used)
 
 
 class Counts(NamedTuple):

@@ -2,6 +2,7 @@
 
     python -m benchmarks.real_features --data.root DIR --checkpoint backbone.safetensors [--sections clean defended ...]
     python -m benchmarks.real_features --data.root DIR --checkpoint backbone.safetensors --sections sources
+    python -m benchmarks.real_features --data.root DIR --checkpoint backbone.safetensors --sections searches
 
 The trunk is that of a trained backbone. Behind it stands a wide layer of random neurons, or of random and trained ones,
 and a head. A client computes its gradient on images that the backbone was not trained on; labels repeat as they are
@@ -54,6 +55,25 @@ class RandomDirections(FeatureRecovery):
         return RecoveredFeatures(torch.linalg.qr(drawn).Q @ span.T, span, "random directions")
 
 
+class RandomStart(CocktailParty):
+    """Descent from random orthonormal rows instead of the identity."""
+
+    def _unmixed(self, whitened: Tensor, mean: Tensor) -> Tensor:
+        drawn = torch.randn(len(mean), len(mean), dtype=mean.dtype, generator=seeded_generator(0, "start"))
+        turn = torch.linalg.qr(drawn).Q
+        return super()._unmixed(turn @ whitened, turn @ mean) @ turn
+
+
+class CenteredWhitening(CocktailParty):
+    """Mixtures that are whitened after their mean over entries is subtracted, instead of before."""
+
+    def _sources(self, basis: Tensor) -> Tensor:
+        mean = basis.mean(dim=1, keepdim=True)
+        left, values, _ = torch.linalg.svd(basis - mean, full_matrices=False)
+        whitening = (left / values).T
+        return self._unmixed(whitening @ (basis - mean), whitening @ mean) @ whitening @ basis
+
+
 #: The published weights, as in configs/attack/kariyappa2023_conv.yaml.
 PUBLISHED = partial(CocktailParty, decorrelation=5.3, sharpness=7.7, sparsity=5.0, steps=2000)
 
@@ -66,6 +86,10 @@ METHODS: dict[str, FeatureRecovery] = {
     "published_ica": PUBLISHED(non_negativity=0.13),
     "published_ica_any_sign": PUBLISHED(),
     "published_ica_tenfold": PUBLISHED(non_negativity=1.3),
+    "published_ica_200_steps": PUBLISHED(non_negativity=0.13, steps=200),
+    "published_ica_10000_steps": PUBLISHED(non_negativity=0.13, steps=10_000),
+    "published_ica_random_start": RandomStart(5.3, 7.7, 0.13, 5.0, steps=2000),
+    "published_ica_centered_whitening": CenteredWhitening(5.3, 7.7, 0.13, 5.0, steps=2000),
     "random_directions": RandomDirections(),
     "null_vectors": ExactRecovery(starts=("null_vectors",)),
 }
@@ -213,6 +237,10 @@ def cells(sections: list[str], batches: list[int], draws: int) -> Iterator[Cell]
         names = ("published_ica", "published_ica_any_sign", "published_ica_tenfold", "random_directions")
         for batch in batches:
             yield Cell("relu", batch, names, draws)
+    if "searches" in sections:
+        ends = ("", "_200_steps", "_10000_steps", "_random_start", "_centered_whitening")
+        for batch in batches:
+            yield Cell("relu", batch, tuple(f"published_ica{end}" for end in ends), draws)
     if "variants" in sections:
         for activation in both:
             plain = Cell(activation, 8, ("exact", "moments"), quick)
@@ -231,7 +259,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data.root", dest="root", required=True, help="folder of CIFAR-10")
     parser.add_argument("--checkpoint", type=Path, required=True, help="a backbone that was trained on CIFAR-10")
-    parser.add_argument("--sections", nargs="+", default=["clean", "methods", "variants", "defended"])
+    parser.add_argument(
+        "--sections",
+        nargs="+",
+        default=["clean", "methods", "variants", "defended"],
+        choices=["clean", "methods", "sources", "searches", "variants", "defended"],
+    )
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 2, 4, 8, 16])
     parser.add_argument("--neurons", type=int, default=4096)
     parser.add_argument("--draws", type=int, default=10)
@@ -240,8 +273,10 @@ def main() -> None:
     public = train.subset(torch.randperm(len(train), generator=seeded_generator(0, "public"))[: arguments.public])
     bench = Bench(load_backbone(arguments.checkpoint).model, public, private, arguments.neurons)
     # a record of its own, since tables read the newest one of a name
-    name = "feature-sources" if arguments.sections == ["sources"] else "real-features"
-    with Record(name, vars(arguments), arguments.pool) as record:
+    own = arguments.sections in (["sources"], ["searches"])
+    with Record(
+        f"feature-{arguments.sections[0]}" if own else "real-features", vars(arguments), arguments.pool
+    ) as record:
         for cell in cells(arguments.sections, arguments.batches, arguments.draws):
             record.measure(vars(cell), partial(bench.measure, cell))
 

@@ -1,9 +1,10 @@
 """Images behind smooth activations, from the span of their maps, beside gradient matching for as long.
 
-    python -m benchmarks.smooth --data.root DIR [--cells gelu/4 ...]
+    python -m benchmarks.smooth --data.root DIR [--cells "gelu/4/1 epoch" ...]
 
-A ResNet-18 with GELU or ELU after 8 steps. The first attack of `configs/attack/feature_maps.yaml`, and `geiping2020`
-with as many iterations as take the same processor time, and its schedule over these.
+A ResNet-18 with GELU or ELU after 8 steps, or after 10,000 images once. The first attack of
+`configs/attack/feature_maps.yaml`, and `geiping2020` with as many iterations as take the same processor time, and its
+schedule over these.
 """
 
 from __future__ import annotations
@@ -19,37 +20,47 @@ import lit_recon._torchvision
 
 import torch
 
-from benchmarks.certificates import Attacked, Cell, attacks_of, drawn, summary, trained
+from benchmarks.certificates import NETWORKS, Attacked, Cell, attacks_of, drawn, summary, trained
 from benchmarks.record import Record, Row
 from lit_recon.clients import Client
 from lit_recon.data import ImageSet, measure_normalization
 from lit_recon.data.sources import CIFAR10
 from lit_recon.data.splits import Pool, in_pool
 from lit_recon.models import Backbone, ResNet18
-from lit_recon.records import Knowledge
+from lit_recon.records import Knowledge, Normalization
 
 ACTIVATIONS = ("gelu", "elu")
+TRAINED = ("8 steps", "1 epoch")
 #: Iterations by which the speed of gradient matching is measured.
 TRIED = 5
 
 
 @dataclass(frozen=True)
 class Smooth:
-    """One row: `draws` batches of a network with an activation."""
+    """One row: `draws` batches of a network with an activation, trained as `certificates.NETWORKS` says."""
 
     activation: str
+    trained: str
     batch: int
     draws: int
 
     @property
     def name(self) -> str:
-        return f"{self.activation}/{self.batch}"
+        return f"{self.activation}/{self.batch}/{self.trained}"
 
 
 def cells() -> Iterator[Smooth]:
     for activation in ACTIVATIONS:
-        for batch, draws in ((1, 8), (4, 4)):
-            yield Smooth(activation, batch, draws)
+        for training in TRAINED:
+            for batch, draws in ((1, 8), (4, 4)):
+                yield Smooth(activation, training, batch, draws)
+
+
+def network(cell: Smooth, public: ImageSet, normalization: Normalization) -> Backbone:
+    """The network of a cell."""
+    torch.manual_seed(0)
+    model = Backbone(ResNet18(activation=cell.activation), public.n_classes, normalization)
+    return trained(model, public, NETWORKS[cell.trained])
 
 
 def measure(model: Backbone, private: ImageSet, cell: Smooth) -> Row:
@@ -83,14 +94,15 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
+    known = {cell.name: cell for cell in cells()}
+    if wrong := set(arguments.cells or known) - set(known):
+        parser.error(f"--cells: no {', '.join(sorted(wrong))}; there are {', '.join(known)}")
     public, test = CIFAR10(root=Path(arguments.root)).load()
     private, normalization = test.subset(in_pool(test, arguments.pool)), measure_normalization(public)
     with Record("smooth", vars(arguments), arguments.pool) as record:
-        for cell in cells():
-            if not arguments.cells or cell.name in arguments.cells:
-                torch.manual_seed(0)
-                model = Backbone(ResNet18(activation=cell.activation), public.n_classes, normalization)
-                record.measure(vars(cell), partial(measure, trained(model, public, {"steps": 8}), private, cell))
+        for name in arguments.cells or known:
+            cell = known[name]
+            record.measure(vars(cell), partial(measure, network(cell, public, normalization), private, cell))
 
 
 if __name__ == "__main__":

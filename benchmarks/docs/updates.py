@@ -109,13 +109,17 @@ def maps_defended(record: Content) -> str:
 @table("smooth", "all smooth**")
 def smooth(records: list[Content]) -> str:
     """Errors behind smooth activations, beside those of gradient matching for as long."""
-    newest = {(row["activation"], row["batch"]): row for record in records for row in record["rows"]}
+    newest = {}
+    for row in (row for record in records for row in record["rows"]):
+        # records from before networks were trained in other ways do not say how
+        newest[row["activation"], row.get("trained", "8 steps"), row["batch"]] = row
     rows = []
-    for (activation, batch), row in sorted(newest.items()):
+    for (activation, trained, batch), row in sorted(newest.items()):
         errors, theirs = row["rmse"], row["rmse_geiping2020"]
         rows.append(
             [
                 activation.upper(),
+                trained,
                 str(batch),
                 str(row["images"]),
                 shown(statistics.median(errors)),
@@ -125,7 +129,7 @@ def smooth(records: list[Content]) -> str:
                 shown(row["seconds"]["median"], ".0f"),
             ]
         )
-    header = ["activation", "batch", "images", "median RMSE", "largest RMSE", "certified, of them wrong"]
+    header = ["activation", "after", "batch", "images", "median RMSE", "largest RMSE", "certified, of them wrong"]
     return markdown([*header, "median RMSE of `geiping2020` in the same time", "seconds of a batch"], rows)
 
 
@@ -190,12 +194,30 @@ def features(record: Content) -> str:
 
 @table("feature_sources", "all feature-sources**")
 def feature_sources(records: Sequence[Content]) -> str:
+    """Cosines of separated features with true ones, by the weights of the separation."""
     titles = {
         "published_ica": "published weights",
         "published_ica_any_sign": "without the penalty on negative features",
         "published_ica_tenfold": "with ten times its weight",
         "random_directions": "random directions",
     }
+    return _separated(records, titles)
+
+
+@table("feature_searches", "all feature-searches**")
+def feature_searches(records: Sequence[Content]) -> str:
+    """The same by the way in which the published weights are minimized."""
+    titles = {
+        "published_ica_200_steps": "200 steps",
+        "published_ica": "2,000 steps",
+        "published_ica_10000_steps": "10,000 steps",
+        "published_ica_random_start": "random start",
+        "published_ica_centered_whitening": "centered before whitening",
+    }
+    return _separated(records, titles)
+
+
+def _separated(records: Sequence[Content], titles: Mapping[str, str]) -> str:
     newest = {(r["n_features"], r["batch"]): r["methods"] for one in oldest_first(records) for r in one["rows"]}
     rows = [[*map(str, k), *(shown(newest[k][name]["cosine"]["median"]) for name in titles)] for k in sorted(newest)]
     return markdown(["features", "batch", *titles.values()], rows)

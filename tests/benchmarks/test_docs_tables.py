@@ -78,7 +78,10 @@ def test_a_cell_that_was_measured_again_counts_once() -> None:
     row = {"images": 2, "certified": 1, "certified_and_wrong": 0, "seconds": {"median": 7.2}}
     smooth = {"activation": "gelu", "batch": 1, "rmse_geiping2020": [0.3, 0.2]}
     records: list[Any] = [{"rows": [{**row, **smooth, "rmse": errors}]} for errors in ([0.5, 0.5], [0.001, 0.004])]
-    assert lines(updates.smooth(records))[1:] == [["GELU", "1", "2", "0.003", "0.004", "1, 0", "0.250", "7"]]
+    one = ["GELU", "8 steps", "1", "2", "0.003", "0.004", "1, 0", "0.250", "7"]
+    assert lines(updates.smooth(records))[1:] == [one]
+    records.append({"rows": [{**row, **smooth, "trained": "1 epoch", "rmse": [0.5, 0.5]}]})
+    assert lines(updates.smooth(records))[1:] == [["GELU", "1 epoch", "1", "2", "0.500", "0.500", *one[-3:]], one]
     other = {"network": "VGG", "batch": 1}
     found = [{**row, **other, "rmse": [0.01], "nearest_other": [0.2]}, {**row, **other, "batch": 4, "certified": 0}]
     found[1] |= {"rmse": [], "nearest_other": [], "entries": 0.756}
@@ -95,6 +98,10 @@ def test_separations_stand_beside_random_directions() -> None:
     rows = [{"n_features": size, "batch": 2, "methods": methods} for size in (8192, 512)]
     text = updates.feature_sources([{"created": "2026-01-01", "rows": [row]} for row in rows])
     assert lines(text)[1:] == [[size, "2", "0.900", "0.800", "0.700", "0.600"] for size in ("512", "8192")]
+    ends = "_200_steps", "", "_10000_steps", "_random_start", "_centered_whitening"
+    ways = {f"published_ica{end}": {"cosine": {"median": 0.9 - 0.1 * number}} for number, end in enumerate(ends)}
+    text = updates.feature_searches([{"created": "2026-01-01", "rows": [{**rows[0], "methods": ways}]}])
+    assert lines(text)[1:] == [["8192", "2", "0.900", "0.800", "0.700", "0.600", "0.500"]]
 
 
 def test_the_error_of_every_image_stands_below_the_means() -> None:

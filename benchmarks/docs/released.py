@@ -296,6 +296,7 @@ def factors_mnist(records: Sequence[Content]) -> str:
     return _factors(records, "factors_mnist")
 
 
+@table("two_cores_factors_cifar10", "all two_cores_factors_cifar10**")
 @table("linear_factors_cifar10", "all linear_factors_cifar10**")
 def linear_factors_cifar10(records: Sequence[Content]) -> str:
     """The same on CIFAR-10, with predicted shadow models."""

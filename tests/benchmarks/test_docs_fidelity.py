@@ -206,7 +206,7 @@ def test_a_place_in_a_study_of_factors_exists_and_has_the_printed_value(item: It
     assert isinstance(ours, Factor)
     found = [
         value
-        for line, name, value in cases(ours.record, ours.factor)
+        for line, name, value in cases(ours.study, ours.factor)
         if ours.value in (None, name) and ours.line in (None, line)
     ]
     assert found

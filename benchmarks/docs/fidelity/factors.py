@@ -28,7 +28,7 @@ class Factor:
     """Metrics of a study of factors, at one value of a factor or at all of them.
 
     Args:
-        record: name of the study.
+        record: name of the records: that of the study, behind `two_cores_` where it was run on two cores.
         factor: that is varied.
         value: its label; None: all values.
         line: the further settings; None: all of them.
@@ -42,6 +42,11 @@ class Factor:
     line: str | None = ""
     metrics: tuple[str, ...] = ("mse",)
     on_first_layer: str = ""
+
+    @property
+    def study(self) -> str:
+        """The name of its configuration."""
+        return self.record.removeprefix("two_cores_")
 
     def __call__(self, figures: Figures) -> Found | None:
         groups: dict[str, list[Mapping[str, object]]] = {}

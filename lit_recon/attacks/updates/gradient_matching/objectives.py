@@ -97,8 +97,10 @@ class NormReweightedCosine(Objective):
 
     def __call__(self, candidate: Update, target: ObservedUpdate) -> Tensor:
         inner, squared, observed = _products(candidate, target)
-        tiny = torch.finfo(observed.dtype).tiny
-        weights = torch.where(observed > 0, observed.clamp_min(tiny).pow(-self.power), torch.zeros_like(observed))
+        seen = observed > 0
+        # over the least norm: weights of at most 1 do not overflow
+        ratios = torch.where(seen, observed / torch.where(seen, observed, math.inf).min(), 1.0)
+        weights = seen * ratios.pow(-self.power)
         norms = _root((weights * squared).sum()) * _root((weights * observed).sum())
         return 1 - (weights * inner).sum() / norms
 

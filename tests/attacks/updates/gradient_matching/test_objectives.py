@@ -46,6 +46,19 @@ def test_cosines_are_cosines(objective: Objective, power: float, zero: bool) -> 
     assert float(objective(ours, ObservedUpdate.of(seen))) == pytest.approx(float(expected), abs=1e-12)
 
 
+@pytest.mark.parametrize("power", [1.0, 1.7, 2.0])
+def test_layers_with_tiny_gradients_do_not_overflow(power: float) -> None:
+    ours, seen = updates()
+    seen["b"] *= 1e-15
+    expected = NormReweightedCosine(power)(ours, ObservedUpdate.of(seen))
+    single, target = ({name: value.float() for name, value in update.items()} for update in (ours, seen))
+    single["a"].requires_grad_()
+    found = NormReweightedCosine(power)(single, ObservedUpdate.of(target))
+    assert found.item() == pytest.approx(float(expected), abs=1e-5)
+    (slope,) = torch.autograd.grad(found, single["a"])
+    assert slope.isfinite().all()
+
+
 def test_layerwise_cosine_leaves_out_tensors_without_signal() -> None:
     ours, seen = updates(zero=True)
     cosines = [torch.cosine_similarity(ours[n].flatten(), seen[n].flatten(), dim=0) for n in ("a", "c")]

@@ -61,12 +61,17 @@ class ScoredBatch:
 def feature_scores(
     metrics: Sequence[Metric], seen: Observation, found: Reconstruction, images: Tensor, batch_norm: BatchNormMode
 ) -> dict[str, list[float]]:
-    """Metrics of recovered features beside those of the true images; empty where the attack recovered none."""
+    """Metrics of recovered features beside those of the true images; empty where the attack recovered none.
+
+    Empty, too, where features of a true image lie exactly at the center: they have no direction to compare with.
+    """
     chosen = [metric for metric in metrics if metric.of == "features"]
     if found.features is None or not chosen:
         return {}
     with torch.no_grad():
         truth = FeatureMap(seen, batch_norm)(images)
+    if not truth.any(dim=1).all():
+        return {}
     return {m.measure.key: checked_values(m, found.features, truth, len(images)).tolist() for m in chosen}
 
 

@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 import torch
 
+from lit_recon.clients import Client
 from lit_recon.data import ImageSet, VictimBatch
 from lit_recon.errors import ShapeError
 from lit_recon.metrics import PerceptualDistance, metrics_of
+from lit_recon.models import MLP, Backbone, WideFeatureLayer
 from lit_recon.modules.attack_state import FinishedBatch
-from lit_recon.modules.scoring import RunScores, score_batches
-from lit_recon.records import Reconstruction
+from lit_recon.modules.scoring import RunScores, feature_scores, score_batches
+from lit_recon.records import Normalization, Reconstruction
 
 METRICS = metrics_of(configured=[PerceptualDistance("none")])
 
@@ -90,6 +92,20 @@ def test_features_count_only_where_every_batch_has_them(public: ImageSet) -> Non
         assert "feature_cosine" not in record
         measures = [measure.key for measure in scores.measures(record)]
         assert ("feature_error" in measures) == bool(entries)
+
+
+@torch.no_grad()
+def test_features_at_the_center_have_no_scores() -> None:
+    trunk = MLP((1, 4, 4), [8])
+    for name, value in trunk.named_parameters():
+        value.fill_(0.0 if name.endswith("bias") else 0.1)
+    model = Backbone(trunk, 2, Normalization((0.0,), (1.0,)), WideFeatureLayer(8, 16, 0))
+    images = torch.rand(2, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    images[1] = 0  # features of 0, where the center is
+    seen = Client(model).observe(images, torch.tensor([0, 1]))
+    found = Reconstruction(images, torch.tensor([0, 1]), 0.1, features=torch.eye(2, 8))
+    assert feature_scores(METRICS, seen, found, images, "eval") == {}
+    assert feature_scores(METRICS, seen, found, images[[0, 0]], "eval").keys() == {"feature_error", "feature_cosine"}
 
 
 def test_a_metric_that_images_are_not_fit_for_is_refused_early() -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -28,6 +28,7 @@ from lit_recon.bounds.fisher import Jacobian
 from lit_recon.bounds.layers import WeightLayer, hooked, is_plain, weighted
 from lit_recon.bounds.piecewise import PiecewiseLinear
 from lit_recon.errors import ConfigError, TimeLimitError
+from lit_recon.models.layers import used_elsewhere
 from lit_recon.records import Batch, Loss, Update, Weights
 
 #: Called with the share of the work that is done, in (0, 1], and the expected number of seconds for all of it.
@@ -340,23 +341,13 @@ def _called_once(
         if is_plain(module) and all(f"{name}.{part}" in parameters for part, _ in module.named_parameters())
     }
     shapes: dict[str, list[torch.Size]] = {name: [] for name in modules}
-    leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
-    found: list[Tensor] = []
 
-    def cut(name: str, given: Tensor, output: Tensor) -> Tensor:
-        shapes[name].append(output.shape)
-        found.append(given)
-        return output.detach()
+    def run(given: Update) -> Tensor:
+        with hooked(modules, lambda name, _, output: shapes[name].append(output.shape)):
+            logits: Tensor = torch.func.functional_call(network, {**buffers, **given}, (images,))
+        return logits
 
-    with torch.enable_grad(), hooked(modules, cut):
-        found.append(torch.func.functional_call(network, {**buffers, **leaves}, (images,)))
-    # the graph ends at the layers' outputs: it reaches their parameters by other ways alone
-    ends = [value for value in found if value.requires_grad]
-    reached: Sequence[Tensor | None] = [None] * len(leaves)
-    if ends:
-        ones = [torch.ones_like(value) for value in ends]
-        reached = torch.autograd.grad(ends, list(leaves.values()), ones, allow_unused=True)
-    shared = {name for name, other in zip(leaves, reached, strict=True) if other is not None}
+    shared = used_elsewhere(modules.values(), parameters, run)
     once = {
         name: calls[0]
         for name, calls in shapes.items()

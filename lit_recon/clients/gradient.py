@@ -18,6 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from lit_recon.defenses.example_gradients import ExampleGradients, example_gradients
 from lit_recon.errors import ConfigError, UnsupportedModelError
 from lit_recon.models import Backbone
+from lit_recon.models.layers import used_elsewhere
 from lit_recon.records import (
     Batch,
     BatchNormMode,
@@ -209,6 +210,7 @@ class GradientOperator:
         self._model = pure_copy(model, batch_norm)
         self._norms = {name: layer for name, layer in self._model.named_modules() if hasattr(layer, "recording")}
         self._loss = loss
+        self._by_layers: bool | None = None  # parameters have no other use than calls of their layers; None: not known
         # PyTorch's fused attention kernels cannot be differentiated twice; parts of this package have none
         packages = {type(part).__module__.partition(".")[0] for part in model.modules()}
         self._without_attention = isinstance(model, Backbone) and packages <= {"lit_recon", "torch"}
@@ -235,7 +237,15 @@ class GradientOperator:
     def examples(self, weights: Weights, batch: Batch) -> ExampleGradients | None:
         """The gradients of single examples as `example_gradients` holds them; the loss has to be a mean of theirs."""
         constant = Weights({name: value.detach() for name, value in weights.parameters.items()}, weights.buffers)
-        return example_gradients(self._model, partial(self.loss, constant, batch), len(batch.images))
+        found = example_gradients(self._model, partial(self.loss, constant, batch), len(batch.images))
+        if found is not None and self._by_layers is None:  # the same in every pass
+            layers = [layer for layer in self._model.modules() if any(True for _ in layer.parameters(False))]
+            run = partial(self._loss_of, weights.buffers, batch)
+            self._by_layers = not used_elsewhere(layers, weights.parameters, run)
+        return found if self._by_layers else None
+
+    def _loss_of(self, buffers: Mapping[str, Tensor], batch: Batch, parameters: Mapping[str, Tensor]) -> Tensor:
+        return self.loss(Weights(parameters, buffers), batch)
 
     def with_statistics(
         self, weights: Weights, batch: Batch, differentiable: Differentiable = "no"

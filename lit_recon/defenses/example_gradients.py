@@ -105,8 +105,8 @@ def example_gradients(model: nn.Module, loss: Callable[[], Tensor], n: int) -> E
 
     None if a parameter is of another layer than a linear one, a convolution without groups or a GroupNorm, or of
     several layers, if a layer is not used exactly once, if its output is overwritten, or if it takes other than `n`
-    inputs, such as the patches of all examples. The first axis of a layer's inputs must be that of the examples, and no
-    example may depend on another.
+    inputs, such as the patches of all examples. The first axis of a layer's inputs must be that of the examples, no
+    example may depend on another, and nothing but its layer may use a parameter.
     """
     layers = {name: layer for name, layer in model.named_modules() if any(True for _ in layer.parameters(False))}
     n_parameters = sum(1 for layer in layers.values() for _ in layer.parameters(False))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from lit_recon.errors import ConfigError, ShapeError
 
@@ -59,6 +60,36 @@ def layers_with_weights(model: nn.Module) -> dict[str, nn.Module]:
     uses = Counter(id(value) for layer in model.modules() for value in layer.parameters(recurse=False))
     own = {name: dict(layer.named_parameters(recurse=False)) for name, layer in model.named_modules()}
     return {name: layer for name, layer in model.named_modules() if uses[id(own[name].get("weight"))] == 1}
+
+
+def used_elsewhere(
+    layers: Iterable[nn.Module], parameters: Mapping[str, Tensor], run: Callable[[dict[str, Tensor]], Tensor]
+) -> set[str]:
+    """The parameters that `run` uses in other ways than by calls of the layers, as in `linear(x, layer.weight)`.
+
+    `run` gets the parameters by name, and runs a network of which these layers return tensors.
+    """
+    leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
+    found: list[Tensor] = []
+
+    def cut(layer: nn.Module, given: tuple[Any, ...], output: Tensor) -> Tensor:
+        found.append(given[0])
+        return output.detach()
+
+    hooks = [layer.register_forward_hook(cut) for layer in layers]
+    try:
+        with torch.enable_grad():
+            found.append(run(leaves))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    # the graph ends at the layers' outputs: it reaches their parameters by other ways alone
+    ends = [value for value in found if value.requires_grad]
+    if not ends:
+        return set()
+    ones = [torch.ones_like(value) for value in ends]
+    reached: Sequence[Tensor | None] = torch.autograd.grad(ends, list(leaves.values()), ones, allow_unused=True)
+    return {name for name, other in zip(leaves, reached, strict=True) if other is not None}
 
 
 def norm_layer(name: str, channels: int) -> nn.Module:

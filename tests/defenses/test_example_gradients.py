@@ -32,6 +32,18 @@ class Tokens(nn.Module):
         return self.head(torch.tanh(self.mix(tokens) if self.twice else tokens).mean((1, 2)))
 
 
+class Reused(nn.Module):
+    """The weight of the first layer is used by a function, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(768, 768), nn.Linear(768, 5)
+
+    def forward(self, images: Tensor) -> Tensor:
+        seen = torch.tanh(self.first(images.flatten(1)))
+        return self.head(torch.tanh(nn.functional.linear(seen, self.first.weight)))
+
+
 class Flattened(nn.Module):
     """Patches of all images, one after the other, through a linear layer."""
 
@@ -91,6 +103,7 @@ OTHERS: dict[str, Callable[[], nn.Module]] = {
     "a layer that takes the patches of all images": Flattened,
     "a layer that is used twice": lambda: Tokens(twice=True),
     "a weight of two layers": tied,
+    "a weight of a layer and a function": Reused,
     "a layer of another class": lambda: nn.Sequential(nn.Flatten(), Halved(768, 5)),
     "an output that is overwritten": lambda: nn.Sequential(
         nn.Flatten(), nn.Linear(768, 8), nn.Tanh(), nn.Linear(8, 8), Overwriting(), nn.Linear(8, 5)

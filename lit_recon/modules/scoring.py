@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from lit_recon.attacks.updates import FeatureMap
-from lit_recon.clients import BatchNormMode
+from lit_recon.clients import Client
 from lit_recon.data import VictimBatch
 from lit_recon.measures import Measure
 from lit_recon.metrics import (
@@ -59,7 +59,7 @@ class ScoredBatch:
 
 
 def feature_scores(
-    metrics: Sequence[Metric], seen: Observation, found: Reconstruction, images: Tensor, batch_norm: BatchNormMode
+    metrics: Sequence[Metric], seen: Observation, found: Reconstruction, images: Tensor, client: Client
 ) -> dict[str, list[float]]:
     """Metrics of recovered features beside those of the true images; empty where the attack recovered none.
 
@@ -68,8 +68,10 @@ def feature_scores(
     chosen = [metric for metric in metrics if metric.of == "features"]
     if found.features is None or not chosen:
         return {}
+    # of the client's own model: an attacker may see it without BatchNorm statistics
+    own = replace(seen, model=client.model, buffers=dict(client.model.named_buffers()))
     with torch.no_grad():
-        truth = FeatureMap(seen, batch_norm)(images)
+        truth = FeatureMap(own, client.batch_norm)(images)
     if not truth.any(dim=1).all():
         return {}
     return {m.measure.key: checked_values(m, found.features, truth, len(images)).tolist() for m in chosen}

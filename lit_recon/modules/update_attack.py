@@ -153,7 +153,7 @@ class UpdateAttackModule(LightningModule):
         # FirstApplicable may have used an attack with another number of steps
         self._progress.total += self._progress.done - before - self._steps * len(group)
         scores = [
-            feature_scores(self.scores.metrics, seen, result, batch.images, self.clients.batch_norm)
+            feature_scores(self.scores.metrics, seen, result, batch.images, self.client)
             for seen, result, batch in zip(observations, outcome.reconstructions, group, strict=True)
         ]
         finished = finished_batches(indices, outcome, scores)

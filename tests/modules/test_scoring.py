@@ -12,10 +12,10 @@ from lit_recon.clients import Client
 from lit_recon.data import ImageSet, VictimBatch
 from lit_recon.errors import ShapeError
 from lit_recon.metrics import PerceptualDistance, metrics_of
-from lit_recon.models import MLP, Backbone, WideFeatureLayer
+from lit_recon.models import MLP, Backbone, ConvNet, WideFeatureLayer
 from lit_recon.modules.attack_state import FinishedBatch
 from lit_recon.modules.scoring import RunScores, feature_scores, score_batches
-from lit_recon.records import Normalization, Reconstruction
+from lit_recon.records import Knowledge, Normalization, Reconstruction
 
 METRICS = metrics_of(configured=[PerceptualDistance("none")])
 
@@ -102,10 +102,27 @@ def test_features_at_the_center_have_no_scores() -> None:
     model = Backbone(trunk, 2, Normalization((0.0,), (1.0,)), WideFeatureLayer(8, 16, 0))
     images = torch.rand(2, 1, 4, 4, generator=torch.Generator().manual_seed(0))
     images[1] = 0  # features of 0, where the center is
-    seen = Client(model).observe(images, torch.tensor([0, 1]))
+    client = Client(model)
+    seen = client.observe(images, torch.tensor([0, 1]))
     found = Reconstruction(images, torch.tensor([0, 1]), 0.1, features=torch.eye(2, 8))
-    assert feature_scores(METRICS, seen, found, images, "eval") == {}
-    assert feature_scores(METRICS, seen, found, images[[0, 0]], "eval").keys() == {"feature_error", "feature_cosine"}
+    assert feature_scores(METRICS, seen, found, images, client) == {}
+    assert feature_scores(METRICS, seen, found, images[[0, 0]], client).keys() == {"feature_error", "feature_cosine"}
+
+
+@torch.no_grad()
+def test_true_features_are_those_of_the_client_who_has_running_statistics() -> None:
+    torch.manual_seed(0)
+    images = torch.rand(2, 1, 8, 8)
+    trunk = ConvNet((1, 8, 8), widths=[4, 8])
+    model = Backbone(trunk, 2, Normalization((0.5,), (0.3,)), WideFeatureLayer(trunk.out_features, 16, 0)).eval()
+    for name, value in model.named_buffers():
+        if name.endswith("running_mean"):
+            value.uniform_(-1, 0)
+    client = Client(model)
+    seen = client.observe(images, torch.tensor([0, 1]), Knowledge(batch_norm="none"))
+    truth = model.feature_layer.directions(model.features(images))
+    found = Reconstruction(images, torch.tensor([0, 1]), 0.1, features=truth)
+    assert feature_scores(METRICS, seen, found, images, client)["feature_cosine"] == pytest.approx([1, 1], abs=1e-6)
 
 
 def test_a_metric_that_images_are_not_fit_for_is_refused_early() -> None:

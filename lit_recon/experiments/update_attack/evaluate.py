@@ -95,7 +95,7 @@ def evaluate(
             seen = client.observe(batch.images, batch.labels, knowledge, seeded_generator(seed, "defense", batch.index))
             outcome = run_attack(attack, [seen], Path(folder) / "state.pt", math.inf, None, lambda state, new: None)
             found = outcome.reconstructions[0]
-            features = feature_scores(scores.metrics, seen, found, batch.images, client.batch_norm)
+            features = feature_scores(scores.metrics, seen, found, batch.images, client)
             finished += finished_batches([batch.index], outcome, [features])
     public = None if public is None else public.cpu()
     scored = score_batches(finished, batches, public, scores.metrics)

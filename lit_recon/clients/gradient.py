@@ -210,7 +210,7 @@ class GradientOperator:
         self._model = pure_copy(model, batch_norm)
         self._norms = {name: layer for name, layer in self._model.named_modules() if hasattr(layer, "recording")}
         self._loss = loss
-        self._by_layers: bool | None = None  # parameters have no other use than calls of their layers; None: not known
+        self._by_layers: bool | None = None  # whether layers tell `examples`; None: not known yet
         # PyTorch's fused attention kernels cannot be differentiated twice; parts of this package have none
         packages = {type(part).__module__.partition(".")[0] for part in model.modules()}
         self._without_attention = isinstance(model, Backbone) and packages <= {"lit_recon", "torch"}
@@ -240,8 +240,10 @@ class GradientOperator:
         found = example_gradients(self._model, partial(self.loss, constant, batch), len(batch.images))
         if found is not None and self._by_layers is None:  # the same in every pass
             layers = [layer for layer in self._model.modules() if any(True for _ in layer.parameters(False))]
-            run = partial(self._loss_of, weights.buffers, batch)
-            self._by_layers = not used_elsewhere(layers, weights.parameters, run)
+            run, one = partial(self._loss_of, weights.buffers, batch), batch.examples(0, 1)
+            # a first axis of parts of images is not that of the examples where their numbers differ
+            alone = example_gradients(self._model, partial(self.loss, constant, one), 1)
+            self._by_layers = alone is not None and not used_elsewhere(layers, weights.parameters, run)
         return found if self._by_layers else None
 
     def _loss_of(self, buffers: Mapping[str, Tensor], batch: Batch, parameters: Mapping[str, Tensor]) -> Tensor:

@@ -56,6 +56,18 @@ class Flattened(nn.Module):
         return self.head(torch.tanh(self.embed(patches)).view(len(images), -1, 6).mean(1))
 
 
+class PatchesFirst(nn.Module):
+    """Four patches of every image, along the first axis, through a linear layer: as many as there are images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Linear(192, 6), nn.Linear(6, 5)
+
+    def forward(self, images: Tensor) -> Tensor:
+        patches = images.unfold(2, 8, 8).unfold(3, 8, 8).permute(2, 3, 0, 1, 4, 5).reshape(4, len(images), 192)
+        return self.head(torch.tanh(self.embed(patches)).mean(0))
+
+
 class Halved(nn.Linear):
     """A layer that is not what its class says."""
 
@@ -101,6 +113,7 @@ OTHERS: dict[str, Callable[[], nn.Module]] = {
     "groups": lambda: nn.Sequential(nn.Conv2d(3, 6, 3, groups=3), nn.Flatten(), nn.LazyLinear(5)),
     "padding by other pixels": lambda: convolutions(padding_mode="circular", padding=1),
     "a layer that takes the patches of all images": Flattened,
+    "a layer whose first axis is that of patches": PatchesFirst,
     "a layer that is used twice": lambda: Tokens(twice=True),
     "a weight of two layers": tied,
     "a weight of a layer and a function": Reused,

@@ -40,7 +40,8 @@ class ReleasedModel:
         known_images, known_labels: training images that are known, `(j, c, h, w)` and `(j,)`.
 
     Raises:
-        UnsupportedModelError: the weights are not those of the network.
+        UnsupportedModelError: the weights are not those of the network, or some of them are frozen: attacks explain and
+            repeat trainings of all weights.
         ShapeError: a weight, the start or the mean image has the wrong shape, or is not finite; images and labels that
             are known are not as many, or are all training images.
     """
@@ -62,6 +63,12 @@ class ReleasedModel:
     def __post_init__(self) -> None:
         if any(module.training for module in self.model.modules()):
             object.__setattr__(self, "model", copy.deepcopy(self.model).eval())
+        frozen = [name for name, parameter in self.model.named_parameters() if not parameter.requires_grad]
+        if frozen:
+            raise UnsupportedModelError(
+                f"attacks on training sets need networks whose weights are all trained; got requires_grad=False for "
+                f"{frozen[:3]}: set it to True, if they were trained"
+            )
         wanted = {name: tuple(parameter.shape) for name, parameter in self.model.named_parameters()}
         for field, what in (("weights", "the released weights"), ("start", "the start")):
             weights: Weights | None = getattr(self, field)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -355,3 +356,11 @@ def test_the_order_of_the_weights_in_a_file_does_not_matter(digits: tuple[Tensor
     turned = replace(seen, start=dict(reversed(seen.start.items())))
     expected = parameter_distance(seen, noise(images), labels, UnrolledBilevel())
     assert parameter_distance(turned, noise(images), labels, UnrolledBilevel()) == expected
+
+
+def test_networks_with_frozen_weights_are_refused(digits: tuple[Tensor, Tensor]) -> None:
+    seen, _, _ = released(digits, "binary", hidden=(4,), training=Training("binary", steps=5, lr=0.1))
+    frozen = copy.deepcopy(seen.model)
+    next(frozen.parameters()).requires_grad_(False)
+    with pytest.raises(UnsupportedModelError, match=r"all trained; got requires_grad=False for \['layers.1.weight'\]"):
+        replace(seen, model=frozen)

@@ -47,7 +47,7 @@ class RepeatedTraining(TrainsetAttack):
         method: `descent` or `anderson`.
         memory: number of earlier steps that either method combines.
         tolerance: distance of the weights at which the search ends. Distances are relative to that of the released
-            weights from those of a training on the known images.
+            weights from those of a training on the known images, or from the start where one of `parts` has none.
         certain: distance at most which images can be certified: those that the first layer, which has to be linear on
             all pixels, would correct by a root mean square of at most 0.01. An image of little effect is not.
 
@@ -220,15 +220,17 @@ def _squared_distance(weights: Mapping[str, Tensor], released: Mapping[str, Tens
 
 
 def _scale(start: Candidates) -> float:
-    """Distance of the released weights from those of a training on the known images, or from the start without any.
+    """Distance of the released weights from those of a training on the known images, in the parts in which they were.
 
-    ThreatModelError if it is 0: the unknown images had no effect.
+    From the start where a part has no known image. ThreatModelError if it is 0: the unknown images had no effect.
     """
     seen = start.seen
     training, begin = _known(seen)
     others = begin
-    if seen.known_images is not None and seen.known_labels is not None and len(seen.known_images) >= training.parts:
-        others = training.run(seen.model, seen.known_images.to(seen.like), seen.known_labels, begin).weights
+    known_in_all = all(bool((part < seen.n_known).any()) for part in training.split(seen.n_examples))
+    if seen.known_images is not None and seen.known_labels is not None and known_in_all:
+        known = seen.known_images.to(seen.like), seen.known_labels
+        others = training.run(seen.model, *known, begin, left_out=seen.n_unknown).weights
     scale = math.sqrt(_squared_distance(others, seen.weights))
     if not scale:
         raise ThreatModelError(

@@ -154,8 +154,11 @@ class Training:
         """Positions, among `n` images, of those that a step is on."""
         if self.parts == 1 or step == self.steps:
             return slice(None)
-        order = torch.randperm(n, generator=torch.Generator().manual_seed(0))
-        return order.tensor_split(self.parts)[step * self.parts // self.steps]
+        return self.split(n)[step * self.parts // self.steps]
+
+    def split(self, n: int) -> tuple[Tensor, ...]:
+        """Positions, among `n` images, of those in every part."""
+        return torch.randperm(n, generator=torch.Generator().manual_seed(0)).tensor_split(self.parts)
 
     def run(
         self,
@@ -165,12 +168,14 @@ class Training:
         start: Mapping[str, Tensor],
         advance: Callable[[float], None] = lambda loss: None,
         generator: torch.Generator | None = None,
+        left_out: int = 0,
     ) -> Trained:
         """Train from the weights `start`.
 
-        `advance` is called after every step with the loss before it, of the images that the step is on; the generator
-        draws the noise. A ConfigError says that the loss is no longer finite, that there are fewer images than parts,
-        or that noise has no generator; an UnsupportedModelError that gradients of single images cannot be clipped.
+        Without the last `left_out` images of the training, each step is on the others of its part. `advance` is called
+        after every step with the loss before it, of the images that the step is on; the generator draws the noise. A
+        ConfigError says that the loss is no longer finite, that there are fewer images than parts, or that noise has no
+        generator; an UnsupportedModelError that gradients of single images cannot be clipped.
         """
         if len(images) < self.parts:
             raise ConfigError(f"{len(images)} images cannot be split into {self.parts} parts: take fewer parts")
@@ -179,7 +184,8 @@ class Training:
         private = None if self.dp is None else self._private_gradient(model, weights, generator)
         step, loss = 0, math.inf
         while True:
-            used = self.part(step, len(images))
+            used = self.part(step, len(images) + left_out)
+            used = used[used < len(images)] if isinstance(used, Tensor) else used
             own = Batch(images[used], labels[used])
             value = losses(self.task, functional_call(model, weights, (own.images,)), own.labels).mean()
             loss = float(value.detach())

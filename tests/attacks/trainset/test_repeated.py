@@ -258,6 +258,24 @@ def test_missing_knowledge_is_named() -> None:
         private.unrolled(seen.model, seen.mean[None], labels[:1], seen.weights)
 
 
+@pytest.mark.parametrize("u", [U, N - 1])
+def test_distances_are_relative_to_the_effect_of_the_unknown_images_in_their_parts(u: int) -> None:
+    seen, _, labels = victim(replace(TRAINING, momentum=0.0, parts=3), u)
+    others = seen.start
+    order = torch.randperm(N, generator=torch.Generator().manual_seed(0))
+    for part in order.tensor_split(3) if u == U else ():  # a single known image is in one part alone
+        own = part[part < N - u]
+        assert len(own) >= 1
+        assert seen.known_images is not None
+        assert seen.known_labels is not None
+        assert others is not None
+        phase = replace(TRAINING, momentum=0.0, steps=2)
+        others = phase.run(seen.model, seen.known_images[own], seen.known_labels[own], others).weights
+    assert others is not None
+    effect = sum(float((others[name] - weight).square().sum()) for name, weight in seen.weights.items()) ** 0.5
+    assert float(RepeatedTraining().init(grey(seen, labels))["scale"]) == pytest.approx(effect, rel=1e-10)
+
+
 @pytest.mark.parametrize("method", ["descent", "anderson"])
 def test_images_without_an_effect_are_not_sought(method: str) -> None:
     seen, _, labels = victim()

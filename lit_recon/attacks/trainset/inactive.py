@@ -24,11 +24,10 @@ from torch import Tensor, nn
 
 from lit_recon.attacks.base import SimpleState
 from lit_recon.attacks.trainset.base import Candidates, ReleasedModel, TrainsetAttack
-from lit_recon.attacks.trainset.subspace import first_layer
+from lit_recon.attacks.trainset.subspace import first_layer, shrinkage
 from lit_recon.attacks.trainset.training import named_labels
 from lit_recon.errors import ConfigError, ThreatModelError, UnsupportedModelError
 from lit_recon.records import Reconstruction
-from lit_recon.solving import least_squares
 
 #: Rows that must lie in a hyperplane beyond as many as there are dimensions: through one less there always is one.
 _REDUNDANT = 5
@@ -102,7 +101,7 @@ class LayerChange:
             torch.cat([weights[f"{name}.weight"], weights[f"{name}.bias"][:, None]], dim=1).double()
             for weights in (seen.start, seen.weights)
         )
-        shrunk = 1.0 if seen.weight_decay == 0 else _shrinkage(start, end)
+        shrunk = 1.0 if seen.weight_decay == 0 else shrinkage(start, end, seen.n_examples)
         change = end - shrunk * start
         _, values, basis = torch.linalg.svd(change, full_matrices=False)
         rank = _rank(values, seen.n_examples, max(change.shape) * torch.finfo(seen.like.dtype).eps)
@@ -223,17 +222,6 @@ def _last_direction(rows: Tensor) -> Tensor:
     """The unit vector `(r,)` along which rows `(v, r)` are smallest."""
     direction: Tensor = torch.linalg.eigh(rows.T @ rows).eigenvectors[:, 0]
     return direction
-
-
-def _shrinkage(start: Tensor, end: Tensor) -> float:
-    """The factor by which weight decay has shrunk the start.
-
-    The change adds a matrix of the images' rank to the shrunk start: all other eigenvalues of `end` times the
-    pseudoinverse of `start` are that factor, and so is their median.
-    """
-    wide = len(start) <= start.shape[1]
-    mapped = least_squares(*((start.T, end.T) if wide else (start, end)))
-    return float(torch.linalg.eigvals(mapped).real.median())
 
 
 def _rank(values: Tensor, most: int, precision: float) -> int:

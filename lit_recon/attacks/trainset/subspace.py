@@ -12,6 +12,7 @@ from torch.func import functional_call
 
 from lit_recon.attacks.trainset.base import ReleasedModel
 from lit_recon.errors import UnsupportedModelError
+from lit_recon.solving import least_squares
 
 #: Relative error up to which the input of the first layer counts as the pixels, scaled and shifted one by one.
 _TOLERANCE = 1e-4
@@ -102,6 +103,20 @@ def training_span(seen: ReleasedModel) -> Span:
     # Rows are in the units of the layer's inputs; in pixels they are divided by the inputs' scale.
     basis = torch.linalg.qr((rows[:rank] / scale).T)[0].T.contiguous()
     return Span(center, basis, singular, name, rows[:rank])
+
+
+def shrinkage(start: Tensor, end: Tensor, n_examples: int) -> float:
+    """The factor by which weight decay has shrunk the start of a first layer, `(w, d)` both.
+
+    The change adds a matrix of at most the images' rank to the shrunk start: all other eigenvalues of `end` times the
+    pseudoinverse of `start` are that factor. So many, or two, are nowhere else as close together.
+    """
+    wide = len(start) <= start.shape[1]
+    values = torch.linalg.eigvals(least_squares(*((start.T, end.T) if wide else (start, end))))
+    count = min(len(values), max(2, len(values) - n_examples))
+    distances, nearest = (values - values.real[:, None]).abs().sort(dim=1)
+    closest = nearest[distances[:, count - 1].argmin(), :count]
+    return float(values.real[closest].median())
 
 
 def _keep(inputs: list[Tensor], layer: nn.Module, arguments: tuple[Tensor, ...]) -> None:

@@ -33,7 +33,7 @@ class ReleasedModel:
         n_classes: number of different labels, 2 unless the task is `multiclass`.
         mean: public image `(c, h, w)`, such as the mean of other images of that kind.
         n_examples: number of training images.
-        weight_decay: of the training; None: unknown.
+        weight_decay: of the training; None: that of `training`, or unknown.
         loss: the mean training loss of the released weights, as its owner reports it; None: unknown.
         training: the whole procedure, where it is known.
         start: the weights at which the training began, where they are known.
@@ -91,6 +91,8 @@ class ReleasedModel:
             object.__setattr__(self, field, {name: weights[name] for name in wanted})
         if tuple(self.mean.shape) != self.image_shape:
             raise ShapeError(f"the mean image must be {self.image_shape}; got {tuple(self.mean.shape)}")
+        if self.weight_decay is None and self.training is not None:
+            object.__setattr__(self, "weight_decay", self.training.weight_decay)
         if self.n_examples < 1:
             raise ShapeError(f"a training set needs at least one image; got n_examples={self.n_examples}")
         if (self.known_labels is None) != (self.known_images is None):

@@ -81,7 +81,7 @@ class Bilevel(TrainsetAttack):
     def problem(self, start: Candidates, origin: Tensor | None = None) -> InnerProblem:
         """The inner problem of these candidates; with `origin` from an earlier call where it is known."""
         seen, like = start.seen, start.like
-        labels, decay = start.labels.to(like.device), _weight_decay(seen)
+        labels, decay = start.labels.to(like.device), seen.weight_decay or 0.0
         origin = self.origin(start) if origin is None else origin
         return InnerProblem(seen, labels, decay, flatten(seen.weights).to(like), origin)
 
@@ -304,14 +304,8 @@ def _origin(start: Candidates) -> Tensor:
     return flatten(drawn_weights(seen, start.seed) if seen.start is None else seen.start).to(start.like)
 
 
-def _weight_decay(seen: ReleasedModel) -> float:
-    if seen.weight_decay is None and seen.training is not None:
-        return seen.training.weight_decay
-    return seen.weight_decay or 0.0
-
-
 def _need_weight_decay(seen: ReleasedModel) -> None:
-    if _weight_decay(seen) <= 0:
+    if not seen.weight_decay:
         raise ThreatModelError(
             f"implicit differentiation needs the weight decay of the training, above 0, without which the loss has no "
             f"minimum; it is {'unknown' if seen.weight_decay is None else '0'}: give it, or use UnrolledBilevel"

@@ -14,6 +14,7 @@ from lit_recon.attacks.shadow.training import unflatten
 from lit_recon.attacks.trainset.base import Candidates, ReleasedModel
 from lit_recon.attacks.trainset.bilevel import Bilevel, DampedBilevel, ImplicitBilevel, UnrolledBilevel
 from lit_recon.attacks.trainset.inner import conjugate_gradients, newton
+from lit_recon.attacks.trainset.kkt import Stationarity
 from lit_recon.attacks.trainset.training import Task, Training
 from lit_recon.data.sources import Digits
 from lit_recon.defenses.vectors import flatten
@@ -364,3 +365,11 @@ def test_networks_with_frozen_weights_are_refused(digits: tuple[Tensor, Tensor])
     next(frozen.parameters()).requires_grad_(False)
     with pytest.raises(UnsupportedModelError, match=r"all trained; got requires_grad=False for \['layers.1.weight'\]"):
         replace(seen, model=frozen)
+
+
+def test_the_weight_decay_is_that_of_a_known_training(digits: tuple[Tensor, Tensor]) -> None:
+    training = Training("binary", steps=5, lr=0.1, weight_decay=0.1)
+    seen, images, labels = released(digits, "binary", hidden=(), training=training)
+    alone = replace(seen, weight_decay=None)
+    assert alone.weight_decay == 0.1
+    Stationarity().check(Candidates(alone, images, labels))

@@ -274,6 +274,14 @@ def test_settings_that_contradict_are_refused(tmp_path: Path) -> None:
         audited(2, replace(update(mlp(), 2), truth={"images": 4 * images(2)}))
 
 
+def test_batches_of_several_sizes_are_refused_before_any_attack(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The attacks cannot simulate such steps, and each of them would say so after its time."""
+    monkeypatch.setattr("lit_recon.experiments.audit.run.run_attacks", lambda *_: pytest.fail("an attack ran"))
+    model = mlp()
+    with pytest.raises(ConfigError, match="batch_size=5 must be a multiple of batches=2"):
+        lit_recon.audit(model, update(model, 5, {"steps": 2, "batches": 2}), SHAPE, NORMALIZATION)
+
+
 def test_settings_replace_what_a_file_states(tmp_path: Path) -> None:
     path = update(mlp(), 2, {"lr": 0.5}).save(tmp_path / "u.safetensors")
     read = AuditSettings(record=path, lr=0.1).read()

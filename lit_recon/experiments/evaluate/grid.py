@@ -251,8 +251,15 @@ def _entrant(
     knowledge: Mapping[str, Any] | None,
     grid: EvaluateSettings,
 ) -> dict[str, Any]:
-    """The attack's settings on the grid's data and network, with the metric that ranks attacks."""
+    """The attack's settings on the grid's data and network, without a defense, with the metric that ranks attacks."""
     own = _of_file(attack.config, "attack")
+    if own.get("defense") is not None:  # it would be part of what the grid calls no defense
+        own.pop("defense")
+    if attack.settings.get("defense") is not None:
+        raise ConfigError(
+            f"attacks.{name}.settings must not have a defense, which would be behind every cell of this attack, those "
+            "without a defense too: name it under `defenses`"
+        )
     known = knowledge if knowledge is not None else own.get("knowledge", {})
     below = {**own, **common, "knowledge": known, "wandb": {"mode": "disabled"}}
     if "backbone" in attack.settings:

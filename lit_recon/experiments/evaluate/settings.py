@@ -50,7 +50,7 @@ class GridAttack:
     """One attack of the grid.
 
     Args:
-        config: configuration of `attack.py run`, whose data, backbone, victims and client the grid's replace.
+        config: configuration of `attack.py run`, whose data, backbone, victims, client and defense the grid's replace.
         settings: settings that override the file's; with a `backbone`, the attack runs on that network, unranked. On
             the grid's network, `data`, `client`, `victims` and `seed` are the grid's for all attacks.
         title: for tables; default: the name in the grid.

@@ -102,6 +102,16 @@ def test_an_attack_may_repeat_what_the_grid_has(attack: GridAttack) -> None:
     ]
 
 
+def test_a_defense_of_the_attacks_own_is_behind_no_cell(attack: GridAttack) -> None:
+    """Such as of the configuration that a run left: it would count as no defense, and its arguments as the grid's."""
+    before = [cell.folder for cell in grid(attack)]
+    own = {"class_path": "GaussianNoise", "init_args": {"relative": True}}
+    attack.config.write_text(yaml.safe_dump({**FILE, "defense": own}))
+    assert [cell.folder for cell in grid(attack)] == before
+    with pytest.raises(ConfigError, match=r"attacks\.some\.settings must not have a defense"):
+        grid(GridAttack(attack.config, {"defense": own}))
+
+
 def test_local_steps_are_a_defense_of_the_client(attack: GridAttack) -> None:
     cell = next(c for c in grid(attack) if c.kind == "attack" and c.defense == "local")
     assert cell.settings["client"] == {"batch_norm": "eval", "local_steps": {"steps": 3}, "n_clients": 1}

@@ -154,6 +154,17 @@ def test_bad_input_is_refused_in_one_line(rero: Run, arguments: list[str], messa
     assert message in err
 
 
+def test_a_study_does_not_go_on_with_other_images(rero: Run, folder: Path) -> None:
+    cell = next(folder.glob("cells/plain_*/metrics.json"))
+    before = cell.read_text()
+    cell.write_text(json.dumps({**json.loads(before), "split_hash": "former"}))
+    code, _, err = rero("--budget.epsilons", "[10,100]")
+    cell.write_text(before)
+    assert code == 2
+    assert "holds cells on other images (hash former, here " in err
+    assert (folder / "metrics.json").is_file()  # the finished study is left as it was
+
+
 def test_several_processes_are_refused(rero: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     code, _, err = rero()

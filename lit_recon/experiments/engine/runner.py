@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -181,6 +181,29 @@ def refuse_other_lpips(folder: RunFolder, cells: Mapping[str, Mapping[str, Any]]
                 f"{folder.path} holds cells with another LPIPS ({'; '.join(map(str, other))}), such as {place}, and a "
                 "study needs one alone: go on with the former one, choose another folder with --out, or start again "
                 "with --overwrite true"
+            )
+
+
+def recorded_split(path: Path) -> object:
+    """The hash of the images that a finished run was made on; None where there is none."""
+    run = RunFolder(path)
+    return read_metrics(run.metrics).get("split_hash") if run.is_complete else None
+
+
+def refuse_other_data(
+    folder: RunFolder, expected: Mapping[str, str], recorded: Callable[[Path], object] = recorded_split
+) -> None:
+    """Refuse to go on, by a RunExistsError, with a study on other images than are there now under the same settings.
+
+    Settings name a folder, and not what it holds. `expected` are hashes of the images that are there now, by the folder
+    of a piece; `recorded` reads that of a finished piece from its folder.
+    """
+    for place, now in expected.items():
+        if (there := recorded(folder.path / place)) not in (None, now):
+            raise RunExistsError(
+                f"{folder.path} holds cells on other images (hash {there}, here {now}), such as {place}: the data have "
+                "changed since, and a study compares results on the same images; restore the data, choose another "
+                "folder with --out, or start again with --overwrite true"
             )
 
 

@@ -94,6 +94,12 @@ def _outdated(cells: Sequence[GridCell], folder: RunFolder, large: BoundSettings
     return found
 
 
+def awaited(cells: Sequence[GridCell], folder: RunFolder, large: BoundSettings) -> list[GridCell]:
+    """The finished cells for which `write_bounds` would compute bounds now."""
+    outdated = _outdated(cells, folder, large)
+    return [cell for cell in cells if cell.folder in outdated]
+
+
 def _is_wrong(cell: GridCell, bound: Mapping[str, Any], folder: RunFolder, shared: dict[str, Any]) -> bool:
     """Whether an earlier release knew no bound behind the defense, or took masks from the zeros of a gradient.
 

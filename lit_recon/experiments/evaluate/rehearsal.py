@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 from lit_recon.clients import Client
-from lit_recon.errors import ConfigError, LitReconError, RunExistsError
+from lit_recon.errors import ConfigError, LitReconError
 from lit_recon.experiments.configuration import settings_of
+from lit_recon.experiments.engine.runner import refuse_other_data
 from lit_recon.experiments.evaluate.grid import INAPPLICABLE, GridCell
 from lit_recon.experiments.evaluate.results import LeakageMetric
 from lit_recon.experiments.settings import AttackSettings, BackboneSettings
@@ -23,7 +24,6 @@ from lit_recon.experiments.victim_model import VictimModel, find_target, prepare
 from lit_recon.models.generative.generator import ConvGenerator, GeneratorCheckpoint, save_generator
 from lit_recon.modules.data import VictimDataModule
 from lit_recon.records import Observation
-from lit_recon.reporting.record import read_metrics
 from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.training.trainer import check_trainer
 
@@ -83,21 +83,16 @@ class Rehearsal:
             raise type(first)(f"{attacks[0].describe()}: {first}") from first
         return {folder: str(why) for folder, why in found.items()} | untrained
 
-    def refuse_other_data(self, cells: Sequence[GridCell]) -> None:
-        """A RunExistsError for a finished cell on other images than are there now under the same settings.
+    def refuse_other_data(self, cells: Sequence[GridCell], bounded: Sequence[GridCell] = ()) -> None:
+        """`refuse_other_data` of the engine, for all cells on data that the rehearsal has read, or that bounds read.
 
-        Settings name a folder, and not what it holds. Data that no cell is left to run on are not read.
+        Data that no cell is left to run on are not read otherwise; `bounded` are finished cells that get bounds.
         """
+        for cell in bounded:
+            self._victims_of(cell.settings, AttackSettings(**cell.built(self._folder)))
         now = {data: victims.split_hash for (data, _), victims in self._victims.items()}
-        for cell in cells:
-            run, expected = RunFolder(self._folder / cell.folder), now.get(_text(cell.settings["data"]))
-            there = read_metrics(run.metrics).get("split_hash") if expected and run.is_complete else None
-            if there not in (None, expected):
-                raise RunExistsError(
-                    f"{self._folder} holds cells on other images (hash {there}, here {expected}), such as "
-                    f"{cell.folder}: the data have changed since, and a grid compares attacks on the same images; "
-                    "restore the data, choose another folder with --out, or start again with --overwrite true"
-                )
+        hashes = {cell.folder: now.get(_text(cell.settings["data"])) for cell in cells}
+        refuse_other_data(RunFolder(self._folder), {place: own for place, own in hashes.items() if own is not None})
 
     def _stand_in(self, cell: GridCell, path: Path) -> Path:
         """An untrained generator as the cell's settings describe it."""

@@ -13,7 +13,7 @@ from lit_recon.experiments.call import Call
 from lit_recon.experiments.configuration import allow_class_path, settings_parser
 from lit_recon.experiments.engine.cluster import ClusterSettings
 from lit_recon.experiments.engine.runner import StudyRunner, refuse_other_lpips
-from lit_recon.experiments.evaluate.bounds import has_other_bounds, write_bounds
+from lit_recon.experiments.evaluate.bounds import awaited, has_other_bounds, write_bounds
 from lit_recon.experiments.evaluate.galleries import gallery_panels
 from lit_recon.experiments.evaluate.grid import GridCell, build_cells, own_network, part_of
 from lit_recon.experiments.evaluate.page import summary_lines, write_evaluation
@@ -46,6 +46,7 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     call = Call(arguments, values, "evaluate")
     settings, cluster = call.settings(EvaluateSettings), call.settings(ClusterSettings)
     path, own, metric = call.folder.path, call.own, settings.ranking
+    bounded = not metric.of_features
     cluster.check(arguments.prog, settings.trainer)
     cells = build_cells(settings, own)
     part = part_of(cells, settings.only)
@@ -55,11 +56,10 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     rehearsal = Rehearsal(part, path, metric)
     inapplicable = rehearsal.check()
     if not settings.overwrite:
-        rehearsal.refuse_other_data(cells)
+        rehearsal.refuse_other_data(cells, awaited(part, call.folder, settings.bound) if bounded else ())
     _refuse_unavailable(settings)
     study = StudyRunner([cell.piece(path, metric.key) for cell in part], path)
     grows = ("attacks", "defenses", "only", "batch_sizes", "aware", *_OF_PAGE)
-    bounded = not metric.of_features
     reopen = not settings.overwrite and (
         _has_other_page(study.folder, own) or (bounded and has_other_bounds(part, study.folder, settings.bound))
     )

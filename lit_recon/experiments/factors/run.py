@@ -16,7 +16,7 @@ from lit_recon.experiments.call import Call
 from lit_recon.experiments.configuration import settings_of, settings_parser
 from lit_recon.experiments.engine.cluster import ClusterSettings
 from lit_recon.experiments.engine.pieces import Piece, metrics_in_words, settings_hash
-from lit_recon.experiments.engine.runner import StudyRunner, refuse_other_lpips
+from lit_recon.experiments.engine.runner import StudyRunner, refuse_other_data, refuse_other_lpips
 from lit_recon.experiments.factors.measures import Measures, Transfer, files_of
 from lit_recon.experiments.factors.page import csv_table, write_page
 from lit_recon.experiments.factors.results import FactorStudy
@@ -67,6 +67,11 @@ class FactorCellRun:
                 raise ConfigError(f"embedding needs split.targets of at least {FEWEST}; got {len(split.targets)}")
         except LitReconError as error:
             raise ConfigError(f"{cell.title}: {error}") from error
+
+    def split_hash(self, splits: Splits) -> str:
+        """The hash of the images that are there now for this cell; `splits` as for `check`."""
+        _, _, drawn, transfer = self._built(splits)
+        return (drawn if transfer is None else transfer.split).hash
 
     def __call__(self, path: Path) -> str:
         """Run the cell in its folder, or resume it, and measure what is missing; its metrics in words."""
@@ -131,6 +136,8 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     missing = [run for run, piece in zip(runs, study.pieces, strict=True) if not study.is_done(piece)]
     if missing and cluster.cluster is None:
         check_trainer(shadows.trainer, float64=True)
+    if missing and not base.overwrite:
+        refuse_other_data(folder, {run.cell.folder: run.split_hash(splits) for run in runs if run not in missing})
     for run in missing:
         run.check(splits)
     grows = ("factors", "only", "seeds", "cache", "shard_size")

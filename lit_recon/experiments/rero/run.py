@@ -9,7 +9,7 @@ from lit_recon.errors import ConfigError, LitReconError
 from lit_recon.experiments.call import Call
 from lit_recon.experiments.configuration import settings_parser
 from lit_recon.experiments.engine.cluster import ClusterSettings
-from lit_recon.experiments.engine.runner import StudyRunner
+from lit_recon.experiments.engine.runner import StudyRunner, refuse_other_data
 from lit_recon.experiments.released_attack.settings import ShadowSettings
 from lit_recon.experiments.rero.bounds import sampled_noise
 from lit_recon.experiments.rero.page import judged, write_page
@@ -49,6 +49,8 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     if settings.sampled is not None:
         # refuse now, not once all cells have run
         sampled_noise(settings.sampled, settings.budget, shadows.descent.steps)
+    if not settings.overwrite:
+        refuse_other_data(folder, {cell.folder: split.hash for cell in cells})
     study = StudyRunner([cell.piece for cell in cells], folder.path)
     grows = ("budget.epsilons", "budget.without", "prior", "sampled", "test_images", "cache", "shard_size")
     study.open(call.config, settings.overwrite, grows)

@@ -14,7 +14,7 @@ from torch.func import functional_call
 
 from lit_recon.attacks.trainset.base import Candidates, ReleasedModel
 from lit_recon.attacks.trainset.training import Task, Training, Weights, accuracy, losses
-from lit_recon.data import ImageSet
+from lit_recon.data import ImageSet, content_hash
 from lit_recon.data.dataset import of_classes, relabelled, seeded_generator, without
 from lit_recon.data.sources import ImageSource
 from lit_recon.data.splits import in_pool, sample_victims
@@ -88,6 +88,17 @@ def _loaded(source: ImageSource) -> tuple[ImageSet, ImageSet]:
         _LOADED.clear()
         _LOADED[name] = source.load()
     return _LOADED[name]
+
+
+def split_hash(settings: TrainsetSettings) -> str:
+    """Identifies the images that are there now, public ones and those to train on."""
+    return content_hash(*_loaded(settings.data))
+
+
+def recorded_data(folder: Path) -> object:
+    """The `split_hash` of the images of the model in this folder; None without a model, or where it does not tell."""
+    path = folder / MODEL_FILE
+    return MODEL_FORMAT.read_header(path).get("split_hash") if path.is_file() else None
 
 
 def training_set(settings: TrainsetSettings, seed: int) -> TrainingSet:
@@ -275,12 +286,8 @@ class ModelTraining:
         began: float,
     ) -> dict[str, Any]:
         right = public_accuracy(self.training.task, network, weights, examples)
-        header: dict[str, Any] = {
-            "loss": loss,
-            "steps": steps,
-            "accuracy": right,
-            "seconds": time.perf_counter() - began,
-        }
+        facts = {"split_hash": split_hash(self.settings), "seconds": time.perf_counter() - began}
+        header: dict[str, Any] = {"loss": loss, "steps": steps, "accuracy": right, **facts}
         header["epsilon"] = self.training.epsilon if self.training.epsilon < torch.inf else None
         parts = {"weights": weights, "start": start}
         tensors = {f"{part}.{name}": value for part, own in parts.items() for name, value in own.items()}

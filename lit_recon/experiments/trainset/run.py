@@ -17,7 +17,7 @@ from lit_recon.experiments.call import Call
 from lit_recon.experiments.configuration import SAME_RUN, settings_parser
 from lit_recon.experiments.engine.cluster import ClusterSettings
 from lit_recon.experiments.engine.pieces import Piece
-from lit_recon.experiments.engine.runner import StudyRunner
+from lit_recon.experiments.engine.runner import StudyRunner, refuse_other_data
 from lit_recon.experiments.trainset.cell import REFUSED, RESULTS, TrainsetCellRun
 from lit_recon.experiments.trainset.hypotheses import HYPOTHESES, answers, table
 from lit_recon.experiments.trainset.page import write_page
@@ -29,7 +29,9 @@ from lit_recon.experiments.trainset.released import (
     given_weights,
     initial_weights,
     network_of,
+    recorded_data,
     seen_of,
+    split_hash,
     training_set,
 )
 from lit_recon.experiments.trainset.results import STUDY, TABLE, TrainsetStudy
@@ -70,6 +72,9 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     runs = [TrainsetCellRun(settings, cell, procedures[cell.model.defense]) for cell in cells]
     pieces = [_model_piece(settings, key, procedures[key.defense]) for key in models]
     path = call.folder.path
+    if not settings.overwrite:
+        now = split_hash(settings)
+        refuse_other_data(call.folder, {key.folder: now for key in models}, recorded_data)
     study = StudyRunner([*pieces, *(run.piece for run in runs)], path)
     study.open(call.config, settings.overwrite, (*SAME_RUN, *_GROWS))
     print(f"study       {study.progress()}, {len(models)} of them trainings")

@@ -201,5 +201,10 @@ def test_a_grid_does_not_go_on_with_other_images(tmp_path: Path, capsys: pytest.
     draw(1)
     assert cli.attack(more) == 2
     assert "holds cells on other images" in capsys.readouterr().err
+    # all cells are done, but a bound for one of them would be on other images, and on a model trained on them
+    (folder := RunFolder(tmp_path / "grid")).bounds.unlink()
+    assert cli.attack(command) == 2
+    assert "holds cells on other images" in capsys.readouterr().err
+    assert folder.is_complete
     draw(0)
     assert cli.attack(more) == 0

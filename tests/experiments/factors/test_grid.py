@@ -18,7 +18,7 @@ from lit_recon.data.informed_splits import InformedSplit
 from lit_recon.errors import ConfigError, LitReconError
 from lit_recon.experiments.configuration import instantiated, resolved, settings_of
 from lit_recon.experiments.factors import run as factors
-from lit_recon.experiments.factors.measures import Transfer
+from lit_recon.experiments.factors.measures import Transfer, files_of
 from lit_recon.experiments.factors.run import FactorCellRun, Splits
 from lit_recon.experiments.factors.settings import (
     Factor,
@@ -266,6 +266,20 @@ def test_a_study_keeps_the_network_of_lpips(
     ):
         assert reconn([*command, "--lpips.network", network]) == 2
         assert words in capsys.readouterr().err
+
+
+def test_a_study_does_not_go_on_with_other_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Finished cells state what they were made on; of the cells here, all but one are left."""
+    monkeypatch.setattr(FactorCellRun, "check", lambda *_: (_ for _ in ()).throw(ConfigError("they are checked")))
+    grid, _ = grid_of(config := small(tmp_path, split={"fixed": 50, "shadow": 20, "targets": 10}))
+    done = RunFolder.open(tmp_path / "study" / grid.cells[0].folder, yaml.safe_dump(grid.cells[0].settings))
+    for name in files_of(grid.cells[0].measures):
+        (done.path / name).write_text("{}")
+    write_metrics(done, {"mse": 0.1, "split_hash": "former"})
+    assert reconn(["factors", "--config", str(config), "--out", str(tmp_path / "study")]) == 2
+    assert "holds cells on other images (hash former, here " in capsys.readouterr().err
 
 
 def test_another_fixed_set_shares_no_image_with_the_old_one(split: InformedSplit) -> None:

@@ -19,6 +19,7 @@ from lit_recon.attacks.trainset.training import Training
 from lit_recon.cli import attack
 from lit_recon.data.sources import Digits
 from lit_recon.errors import ConfigError, ThreatModelError
+from lit_recon.experiments.trainset import released
 from lit_recon.experiments.trainset import run as command
 from lit_recon.experiments.trainset.page import _claimed, _reconstructions
 from lit_recon.experiments.trainset.released import ModelTraining, TrainingSet, candidates_of, network_of, training_set
@@ -203,6 +204,12 @@ def test_finished_cells_are_kept_when_a_study_grows(start: Callable[..., int], s
     after = {path: path.stat().st_mtime_ns for path in before}
     assert after == before
     assert {group.key for group in TrainsetStudy.read(study).groups} >= {"longer.noise_0.stopped", "small.noise_0.none"}
+    [model, *_] = study.glob("models/none-s0-*/model.safetensors")
+    header, tensors = released.MODEL_FORMAT.read(model)
+    released.MODEL_FORMAT.write(model, tensors, {**header, "split_hash": "former"})  # images were replaced since
+    assert start(study, attacks=more, seeds={"trainings": 3, "restarts": 2}) == 2
+    assert "holds cells on other images (hash former, here " in capsys.readouterr().err
+    released.MODEL_FORMAT.write(model, tensors, header)
 
 
 def test_answers_of_a_study_with_other_starts_do_not_stay(start: Callable[..., int], tmp_path: Path) -> None:

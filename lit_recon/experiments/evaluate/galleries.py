@@ -68,8 +68,9 @@ def _columns(evaluation: Evaluation, size: int) -> dict[tuple[str, bool], str]:
 
 
 def _first_targets(evaluation: Evaluation, size: int) -> _Targets | None:
-    """The first target images of the first cell that keeps images; None where no cell does."""
-    cells = [cell for cell in evaluation.attacked if cell.batch_size == size]
+    """The first target images of the first cell that keeps images, on the grid's network if one does; else None."""
+    others = [cell for cell in evaluation.attacked if cell.batch_size == size]
+    cells = [*evaluation.compared(size), *others]
     cell = next((cell for cell in cells if not cell.reason and _keeps_images(cell)), None)
     if cell is None:
         return None

@@ -108,9 +108,9 @@ def strongest(cells: Sequence[CellResult], metric: LeakageMetric) -> CellResult 
 
 def levels(evaluation: Evaluation, batch_size: int, barred: Collection[str] = ()) -> list[Level]:
     """No defense, then every defense at every strength, for one batch size; attacks `barred` are left out."""
-    out, metric = {*evaluation.networks, *barred}, evaluation.metric
-    same = [cell for cell in evaluation.attacked if cell.batch_size == batch_size]
-    rivals = [cell for cell in same if cell.attack not in out]
+    metric = evaluation.metric
+    same = evaluation.compared(batch_size)
+    rivals = [cell for cell in same if cell.attack not in barred]
     guesses = [value for cell in same if (value := cell.number(f"baseline_mean_image_{metric.key}")) is not None]
     found = []
     for defense, strength in evaluation.levels:

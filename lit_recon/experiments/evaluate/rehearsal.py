@@ -71,7 +71,8 @@ class Rehearsal:
                 if cell.kind == "attack":
                     self._try_attack(cell, AttackSettings(**built[cell.folder]))
                 elif cell.kind == "utility":
-                    self._try_training(built[cell.folder], attacks[0], AttackSettings(**built[attacks[0].folder]))
+                    same = [one for one in attacks if one.settings["data"] == cell.settings["data"]]
+                    self._try_training(built[cell.folder], same[:1])
             except LitReconError as error:
                 if cell.kind == "utility" and isinstance(error, INAPPLICABLE):
                     untrained[cell.folder] = str(error)
@@ -141,10 +142,12 @@ class Rehearsal:
             self._seen[key] = observed(settings, client, victims, 0)
         return self._seen[key]
 
-    def _try_training(self, built: dict[str, Any], first: GridCell, attack: AttackSettings) -> None:
-        splits = self._victims_of(first.settings, attack).splits
+    def _try_training(self, built: dict[str, Any], same: Sequence[GridCell]) -> None:
+        """Set up a training; an attack on the `same` data, if there is one, has read them."""
+        read = [self._victims_of(one.settings, AttackSettings(**one.built(self._folder))) for one in same]
+        splits = read[0].splits if read else None
         training = prepare_training(settings_of(BackboneSettings, built), built["data"], built["seed"], splits)
-        check_trainer(attack.trainer, training.precision)
+        check_trainer(built["trainer"], training.precision)
 
     def _victims_of(self, own: dict[str, Any], settings: AttackSettings) -> VictimDataModule:
         key = _text(own["data"]), _text(own["victims"])

@@ -174,6 +174,10 @@ class Evaluation:
         """The cells that are attacks."""
         return [cell for cell in self.cells if cell.kind == "attack"]
 
+    def compared(self, batch_size: int) -> list[CellResult]:
+        """The attacks on the grid's own network at a batch size; those on other networks may be on other images."""
+        return [cell for cell in self.attacked if cell.batch_size == batch_size and cell.attack not in self.networks]
+
     @property
     def batch_sizes(self) -> list[int]:
         """Images per client, as the grid lists them."""

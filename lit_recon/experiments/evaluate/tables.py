@@ -39,12 +39,11 @@ def comparisons(evaluation: Evaluation) -> list[DefenseComparison]:
     sign = -1 if evaluation.metric.measure.higher_is_better else 1
     found = []
     for size in evaluation.batch_sizes:
-        same = [row for row in batches if row["batch_size"] == size]
+        same = [row for row in batches if row["batch_size"] == size and row["attack"] not in evaluation.networks]
         by_batch = evaluation.metric.key == "rmse"  # of other metrics only the mean over all images is known
         guess = {row["batch"] if by_batch else 0: row["mean_image"] for row in same if "mean_image" in row}
         for side in evaluation.sides:
-            barred = {*evaluation.networks, *side.barred}
-            chosen = [row for row in same if row["attack"] not in barred]
+            chosen = [row for row in same if row["attack"] not in side.barred]
             own = levels(evaluation, size, side.barred)
             stopped = [(level.defense, level.strength) for level in own if level.none_applies]
             defenses = strengths_of(evaluation.strengths, trainings, chosen, sign, stopped, [*guess.values()])
@@ -259,7 +258,7 @@ def _table(evaluation: Evaluation, size: int, key: str) -> Panel:
                 *([accuracy, cost, end, stops] if judged else []),
             ]
         )
-    best = strongest(cells, evaluation.metric)
+    best = strongest(evaluation.compared(size), evaluation.metric)
     baselines = ", ".join(
         f"{words} {format_score(measure, value)}"
         for name, words in (("nearest_public", "nearest public image"), ("mean_image", "mean image"))

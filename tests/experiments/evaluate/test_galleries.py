@@ -116,6 +116,18 @@ def test_images_are_the_first_ones_by_position_in_the_first_cell(
     assert place(shown, enlarged(found[0], 8))[1] < place(shown, enlarged(found[1], 8))[1]
 
 
+def test_images_are_those_that_the_grid_s_own_network_was_attacked_on(
+    varied: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(galleries, "IMAGES", 2)
+    for run in map(RunFolder, (varied.path / "cells").glob("*-near-*")):
+        keep(run, kept(run), 1 - kept(run, "targets"))  # listed first, and on other images
+    change(varied, networks={"near": "its own MLP"})
+    run, shown = run_of(varied, "prune", 0.5, "far"), picture(varied, "pruning")
+    for images, n in (kept(run, "targets"), 2), (kept(run), 1):
+        assert [len(places(shown, enlarged(image, 8))) for image in images] == [n, n, 0, 0]
+
+
 def test_cells_without_images_are_named(varied: RunFolder) -> None:
     words = {("prune", 0.5, "near"): "not run yet", ("prune", 0.99, "near"): "no images kept"}
     words |= {("prune", 0.5, "far"): "not applicable", FAILED: "out of memory"}

@@ -241,6 +241,20 @@ def test_where_no_attack_is_applicable_the_mean_public_image_is_left(guess: floa
     assert panel.lead.endswith(f"{counts if guess else 'Left out, as no attack is applicable'}: noise 1.")
 
 
+def test_images_of_attacks_on_other_networks_say_nothing_about_the_grid_s() -> None:
+    """They may have data of their own, whose nearest public and mean image are others."""
+    evaluation = judged({0.5: 0.01, 1.0: 0.03}, limits=[0.1], baseline_mean_image_rmse=0.35)
+    refused = replace(evaluation.cells[-1], applicable=False, metrics={}, reason="there is nothing to match")
+    evaluation = replace(evaluation, cells=[*evaluation.cells[:-1], refused])
+    others: dict[str, Scalar] = {"rmse": 0.01, "baseline_nearest_public_rmse": 0.7, "baseline_mean_image_rmse": 0.9}
+    apart = [replace(cell, attack="own", metrics=others) for cell in evaluation.attacked if cell.applicable]
+    for cells in [*apart, *evaluation.cells], [*evaluation.cells, *apart]:
+        both = replace(evaluation, cells=cells, networks={"own": "its own MLP"})
+        assert [level.value for level in levels(both, 4)] == [level.value for level in levels(evaluation, 4)]
+        assert comparisons(both) == comparisons(evaluation)
+        assert "nearest public image 0.200, mean image 0.350" in attack_tables(both)[0].lead
+
+
 def test_a_mean_public_image_without_values_by_batch_gives_no_interval(evaluated: RunFolder) -> None:
     """Of metrics other than RMSE its mean over all images alone is known."""
     for attack in ("near", "far"):

@@ -149,6 +149,17 @@ def test_a_part_without_an_applicable_attack_is_refused(cells: list[GridCell], t
         Rehearsal(alone, tmp_path, LeakageMetric()).check()
 
 
+def test_trainings_are_set_up_on_the_data_of_the_grid(tmp_path: Path) -> None:
+    """Whatever images the first attack has on a network of its own: there are fewer of these."""
+    path = tmp_path / "any.yaml"
+    path.write_text(yaml.safe_dump({"attack": {"class_path": "GradientMatching", "init_args": {"steps": 1}}}))
+    own = {"backbone": {"head_bias": False}, "data": {"class_path": "Photos"}}
+    attacks = {"own": GridAttack(path, own), "any": GridAttack(path)}
+    utility = {"epochs": 1, "n_train": 1200}
+    grid = build_cells(EvaluateSettings(attacks=attacks, defenses={}, utility=utility), COMMON)
+    assert Rehearsal(grid, tmp_path, LeakageMetric()).check() == {}
+
+
 def test_a_grid_of_any_ranking_keeps_the_network_of_lpips(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -129,6 +129,12 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
     with Stopwatch(folder) as watch:
         if exported.is_file():  # killed after the training
             checkpoint = load_generator(exported)
+            if checkpoint.split_hash != data.split_hash:
+                raise ConfigError(
+                    f"{exported} was trained on other images (hash {checkpoint.split_hash}, here {data.split_hash}), "
+                    "beside which it cannot be measured: the data have changed since; put the former ones back, or "
+                    "start again with --overwrite true"
+                )
         else:
             loggers = call.loggers()
             checkpoint = train_generator(module, data, settings.epochs, settings.trainer, loggers, folder.path)

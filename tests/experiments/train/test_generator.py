@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -69,6 +71,19 @@ def test_a_finished_training_is_kept(made: Path, capsys: pytest.CaptureFixture[s
     assert train(arguments(made)) == 0
     assert (made / "generator.safetensors").read_bytes() == before
     assert json.loads((made / "metrics.json").read_text())["seconds"] > 1000  # with those of the killed process
+
+
+def test_a_generator_is_not_measured_on_other_images(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A process was killed after the training, and the images were replaced since."""
+    shutil.copytree(made, tmp_path / "copy")
+    checkpoint = load_generator(made / "generator.safetensors")
+    save_generator(tmp_path / "copy" / "generator.safetensors", replace(checkpoint, split_hash="former"))
+    (tmp_path / "copy" / "metrics.json").unlink()
+    assert train(arguments(tmp_path / "copy")) == 2
+    assert "was trained on other images (hash former, here " in capsys.readouterr().err
+    assert not (tmp_path / "copy" / "metrics.json").exists()
 
 
 def test_damaged_or_unfinished_pages_are_refused(

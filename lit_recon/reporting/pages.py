@@ -84,10 +84,14 @@ class Page:
     costs: Sequence[tuple[str, str]] = ()  # cost, machine and versions, by name
 
     def write(self, path: Path) -> Path:
-        """Write the page, and pictures that have file names into `figures` beside it; returns the page's path."""
+        """Write the page, and pictures that have file names into `figures` beside it; returns the page's path.
+
+        Of several pictures of one name, all but the first have a number in theirs.
+        """
+        taken = set[str]()
         for picture in _pictures(self.panels):
             if picture.file:
-                write_bytes(path.parent / "figures" / picture.file, picture.content)
+                write_bytes(path.parent / "figures" / _free(picture.file, taken), picture.content)
         stated = [(key, str(value)) for key, value in flatten(self.settings).items()]
         tables = [("Settings", stated), ("Cost, machine and versions", self.costs)]
         again = Panel(
@@ -122,6 +126,16 @@ def write_pdf(page: Path) -> Path:
     path = page.with_suffix(".pdf")
     write_bytes(path, HTML(filename=page).write_pdf())
     return path
+
+
+def _free(name: str, taken: set[str]) -> str:
+    """The name of a file, with a number before its ending where it is taken; it is taken afterwards."""
+    own, number = Path(name), 1
+    while name in taken:
+        number += 1
+        name = f"{own.stem}_{number}{own.suffix}"
+    taken.add(name)
+    return name
 
 
 def _pictures(panels: Sequence[Panel]) -> Iterator[Picture]:

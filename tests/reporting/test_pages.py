@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 from lit_recon.errors import ConfigError, MissingDataError
+from lit_recon.reporting import pages
 from lit_recon.reporting.pages import build_report, compare_report
 from lit_recon.reporting.record import RunRecord
 from lit_recon.reporting.run_folder import RunFolder
@@ -207,6 +208,16 @@ def test_the_page_adapts_to_phones_print_and_darkness(make_run: MakeRun) -> None
         assert feature in style
     # Nothing but ornaments is wider than a phone of 320 px.
     assert max(map(int, re.findall(r"min-width: (\d+)px", style)), default=0) <= 300
+
+
+def test_of_pictures_of_one_name_none_is_lost(tmp_path: Path) -> None:
+    """Such as those of two defenses whose titles differ in punctuation alone."""
+    first, second, third = (pages.Picture(f"<svg>{n}</svg>".encode(), "", "a.b.svg") for n in range(3))
+    panels = [pages.Panel("one", pictures=[first, second]), pages.Panel("two", parts=[pages.Panel(pictures=[third])])]
+    for _ in range(2):  # the same names again
+        pages.Page("Report", {}, {}, "", panels, {}).write(tmp_path / "report.html")
+        written = {path.name: path.read_text() for path in (tmp_path / "figures").iterdir()}
+        assert written == {"a.b.svg": "<svg>0</svg>", "a.b_2.svg": "<svg>1</svg>", "a.b_3.svg": "<svg>2</svg>"}
 
 
 def test_an_unfinished_run_has_no_report(make_run: MakeRun) -> None:

@@ -355,23 +355,16 @@ def _defenses(study: TrainsetStudy) -> list[Panel]:
     defended = study.where(lambda group: group.defense != PLAIN)
     if not defended:
         return []
-    rows = []
-    for group in sorted(study.groups, key=lambda group: (group.attack, group.start, group.share)):
-        plain = [
-            own
-            for own in study.groups
-            if (own.attack, own.start, own.share, own.defense) == (group.attack, group.start, group.share, PLAIN)
+    rows = [
+        [
+            group.title,
+            group.mean("model", "accuracy").text(),
+            short(study.cost(group), 2),
+            group.mean("model", "loss").text(),
+            *(group.mean("scores", name).text() for name in ("n_good", "best_ssim", "rmse")),
         ]
-        cost = plain[0].mean("model", "accuracy").value - group.mean("model", "accuracy").value if plain else None
-        rows.append(
-            [
-                group.title,
-                group.mean("model", "accuracy").text(),
-                short(cost, 2),
-                group.mean("model", "loss").text(),
-                *(group.mean("scores", name).text() for name in ("n_good", "best_ssim", "rmse")),
-            ]
-        )
+        for group in sorted(study.groups, key=lambda group: (group.attack, group.start, group.share))
+    ]
     return [
         Panel(
             "Defenses of training",

@@ -214,6 +214,16 @@ class TrainsetStudy:
         """The groups that fulfil a condition."""
         return [group for group in self.groups if wanted(group)]
 
+    def cost(self, group: TrainsetGroup) -> float | None:
+        """Mean loss of accuracy against the trainings without a defense of the same seeds; None where none is known.
+
+        Attacks may apply to the models of some seeds only; all of them share these models.
+        """
+        plain = {cell["seed"]: cell for own in self.where(lambda own: own.defense == PLAIN) for cell in own.cells}
+        pairs = [(plain[cell["seed"]], cell) for cell in group.cells if cell["seed"] in plain]
+        losses = [before["model"]["accuracy"] - after["model"]["accuracy"] for before, after in pairs]
+        return fmean(losses) if losses else None
+
     def landscape(self) -> dict[tuple[str, str], list[TrainsetGroup]]:
         """Groups of one attack and start without a defense, by share of the truth, where there are several shares."""
         found: dict[tuple[str, str], list[TrainsetGroup]] = {}

@@ -119,3 +119,17 @@ def test_an_answer_needs_an_interval_beside_zero(value: float, half: float | Non
     answer = Answer("It holds.", "attack", "one minus another", SeedMean(value, half))
     assert answer.verdict == said
     assert table([answer]).splitlines()[1].endswith(f",{said}")
+
+
+def test_a_defense_costs_what_the_models_of_its_seeds_lost() -> None:
+    """An attack may apply to some of them alone, and to none without a defense."""
+
+    def cells(attack: str, defense: str, accuracies: dict[int, float]) -> TrainsetGroup:
+        own = [{"seed": seed, "model": {"accuracy": accuracy}} for seed, accuracy in accuracies.items()]
+        return TrainsetGroup(attack, "noise", 0.0, defense, own)
+
+    defended, other = cells("one", "decay", {1: 0.6}), cells("two", "decay", {0: 0.85, 1: 0.6})
+    without = cells("one", "none", {0: 0.9, 1: 0.7})
+    found = study(without, defended, other)
+    assert [found.cost(group) for group in found.groups] == pytest.approx([0.0, 0.1, 0.075])
+    assert study(defended).cost(defended) is None

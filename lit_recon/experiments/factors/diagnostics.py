@@ -186,6 +186,11 @@ def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float:
     return float(spearmanr(a, b).statistic)
 
 
+def correlation_in_words(value: float) -> str:
+    """A rank correlation; a dash where there is none."""
+    return f"{value:+.2f}" if math.isfinite(value) else ABSENT
+
+
 def _errors(factor: FactorResult, named: Sequence[tuple[str, FactorCellScores]]) -> Panel:
     drawn = error_histogram({words: cell.errors for words, cell in named}, _oracle(named[0][1]))
     description = "Histograms of the squared error over all target images"
@@ -201,9 +206,8 @@ def _gradients(factor: FactorResult, named: Sequence[tuple[str, FactorCellScores
     for words, cell, content in named:
         norms = [fmean(column) for column in zip(*content["norms"], strict=True)]
         errors = cell.errors[: len(norms)]
-        correlation = rank_correlation(norms, errors)
+        told = correlation_in_words(rank_correlation(norms, errors))
         zeros = [fmean(shares) for name, shares in content["zeros"].items() if name.endswith("weight")]
-        told = f"{correlation:+.2f}" if math.isfinite(correlation) else ABSENT
         numbers = [format_score("mse", fmean(errors)), short(fmean(norms))]
         rows.append([words, *numbers, told, ", ".join(map(percent, zeros))])
         points = Series("", norms, errors, "", "o", COLOURS[0])
@@ -273,7 +277,9 @@ def _seeds(factor: FactorResult, named: Sequence[tuple[str, FactorCellScores]]) 
         for i in range(followed)
     ]
     lines = Plot(*labels, series=series, x_ticks={words: index for index, (words, _) in enumerate(named)})
-    correlations = [rank_correlation(a.errors, b.errors) for (_, a), (_, b) in combinations(named, 2)]
+    pairs = [rank_correlation(a.errors, b.errors) for (_, a), (_, b) in combinations(named, 2)]
+    correlations = [value for value in pairs if math.isfinite(value)]  # none of errors that are all equal
+    told = f"{fmean(correlations):.2f}" if correlations else ABSENT
     means = [fmean(cell.errors) for _, cell in named]
     low, high = (format_score("mse", value) for value in (min(means), max(means)))
     drawn = draw([boxes, lines], size=(4.3, 3.6))
@@ -281,7 +287,7 @@ def _seeds(factor: FactorResult, named: Sequence[tuple[str, FactorCellScores]]) 
         f"{factor.title}: the same target images",
         f"Errors of all target images under {len(named)} seeds, and of the first {followed} followed over the seeds. "
         f"Means lie between {low} and {high}; the rank correlation of the target images' errors between two seeds is "
-        f"{fmean(correlations):.2f} on average: 1 would mean that the same images are hard whatever the initial "
+        f"{told} on average: 1 would mean that the same images are hard whatever the initial "
         "weights.",
         [Picture(drawn, "Errors of the target images by seed", f"{factor.name}_targets.svg")],
     )

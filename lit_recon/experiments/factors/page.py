@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from lit_recon.experiments.factors.diagnostics import (
     bound_curves,
+    correlation_in_words,
     extremes,
     factor_curve,
     factor_galleries,
@@ -159,7 +160,7 @@ def _base_panels(study: FactorStudy) -> list[Panel]:
         known = [value for value in values if value is not None]
         if len(known) == len(victims) > 1:
             words = "the attacker's own uncertainty" if name == "loss" else measure_of(name).name
-            rows.append([words, f"{rank_correlation(cell.errors, known):+.2f}"])
+            rows.append([words, correlation_in_words(rank_correlation(cell.errors, known))])
     return [
         Panel(
             "Base: target images with the smallest and largest errors",

@@ -6,6 +6,7 @@ import csv
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ import yaml
 
 from lit_recon.errors import CorruptFileError, MissingDataError
 from lit_recon.experiments.factors.diagnostics import measured_panels, rank_correlation
-from lit_recon.experiments.factors.page import factor_table, write_page
+from lit_recon.experiments.factors.page import _base_panels, factor_table, write_page
 from lit_recon.experiments.factors.results import FactorStudy, Point
+from lit_recon.reporting.record import read_victims
 from lit_recon.reporting.run_folder import RunFolder
+from lit_recon.reporting.writing import write_victims
 from tests.reporting.conftest import MakeRun
 
 SETTINGS = {"name": "study", "paper": {"citation": "Balle et al.", "values": {}, "note": "Theirs is larger."}}
@@ -201,6 +204,13 @@ def test_measures_say_what_they_measured(study: Path) -> None:
     assert plot.file == "start_errors.svg"
     assert all(words in plot.content.decode() for words in ("random", "trained", "nearest other image, mean"))
     assert measured_panels(found.factors[5]) == []  # no case has figures
+
+
+def test_a_metric_that_is_the_same_for_all_targets_has_no_correlation(study: Path) -> None:
+    run = RunFolder(study / "cells" / "base")
+    write_victims(run, [replace(row, loss=0.0) for row in read_victims(run.victims)])
+    (panel,) = _base_panels(FactorStudy.read(study))
+    assert [row[1] for row in panel.rows if row[0] == "the attacker's own uncertainty"] == ["–"]
 
 
 def test_rank_correlation_sees_order_alone() -> None:

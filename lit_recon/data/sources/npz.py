@@ -70,6 +70,9 @@ def _read_arrays(path: Path) -> dict[str, NDArray[Any]]:
         )
     try:
         with path.open("rb") as file:
+            # NumPy takes every other file for a pickle, and its error says how to load one unsafely
+            if (start := file.peek(6)[:6]) and not start.startswith((b"PK", b"\x93NUMPY")):
+                raise ValueError(f"it begins with {start!r}")
             archive = np.load(file, allow_pickle=False)
             if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise CorruptFileError(f"{path}: expected an .npz archive of arrays; got a single array: use np.savez")

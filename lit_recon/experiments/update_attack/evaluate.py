@@ -19,7 +19,7 @@ from lit_recon.data.dataset import seeded_generator
 from lit_recon.data.splits import VictimBatch
 from lit_recon.defenses import Defense
 from lit_recon.errors import ConfigError, ShapeError
-from lit_recon.experiments.update_attack.score import AttackResult, refuse_training_images, run_facts
+from lit_recon.experiments.update_attack.score import AttackResult, frozen_notes, refuse_training_images, run_facts
 from lit_recon.metrics import DEFAULT_METRICS, Metric, metrics_of
 from lit_recon.metrics.registry import unit_images
 from lit_recon.modules.attack_state import finished_batches, run_attack
@@ -100,7 +100,8 @@ def evaluate(
     public = None if public is None else public.cpu()
     scored = score_batches(finished, batches, public, scores.metrics)
     scores.update(scored)
-    facts = run_facts(scored, str(where), [_NO_PUBLIC] if public is None else [])
+    notes = [*frozen_notes(client.model, client.defense), *([_NO_PUBLIC] if public is None else [])]
+    facts = run_facts(scored, str(where), notes)
     record: dict[str, Scalar] = {**scores.record(), **facts, "seed": seed}
     lost: list[str] = []
     settings: dict[str, object] = {

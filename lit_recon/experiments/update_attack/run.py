@@ -16,6 +16,7 @@ from lit_recon.experiments.update_attack.score import (
     BOUNDS,
     AttackResult,
     all_scored,
+    frozen_notes,
     refuse_training_images,
     run_facts,
 )
@@ -101,7 +102,8 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
         scored = all_scored(module, victims, folder)
         device = trainer.strategy.root_device
         bounds, bound_facts, bound_notes = _bounds(settings, module.model, victims, folder, device)
-        notes = [*target.notes, *copies_notes(victims), *module.notes, *bound_notes]
+        frozen = frozen_notes(checkpoint.model, settings.defense)
+        notes = [*target.notes, *frozen, *copies_notes(victims), *module.notes, *bound_notes]
         facts = run_facts(scored, str(device), notes) | bound_facts
         facts |= {"seed": settings.seed, "pool": settings.victims.pool, "split_hash": victims.split_hash}
         record = {**module.metrics, **facts, **target.facts(checkpoint)}

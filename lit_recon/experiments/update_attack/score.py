@@ -10,15 +10,17 @@ from typing import NamedTuple
 
 import torch
 import yaml
-from torch import Tensor
+from torch import Tensor, nn
 
 from lit_recon.attacks.base import Attack
 from lit_recon.data.batches import VictimBatches
 from lit_recon.data.dataset import fingerprints
+from lit_recon.defenses import Defense
 from lit_recon.errors import ConfigError
 from lit_recon.measures import Measure
 from lit_recon.metrics.aggregate import recorded_error
 from lit_recon.metrics.scores import certified_entries
+from lit_recon.models import WideFeatureLayer
 from lit_recon.modules.attack_state import load_finished
 from lit_recon.modules.data import VictimDataModule
 from lit_recon.modules.scoring import ScoredBatch, score_batches
@@ -54,6 +56,29 @@ def refuse_training_images(attack: Attack, pixels: Tensor, numbers: Tensor, sour
                 f"{checkpoint} was trained on {len(known)} of the {len(numbers)} victims (image {int(known[0])} of "
                 f"{source} is one), so it may return memorized images: {remedy}"
             )
+
+
+def frozen_notes(model: nn.Module, defense: Defense | None) -> list[str]:
+    """A note for the record where the update tells of parameters that a client who freezes them would not send.
+
+    The random neurons of a wide layer are frozen, and their gradient is sent all the same.
+    """
+    wide = [layer for layer in model.modules() if isinstance(layer, WideFeatureLayer)]
+    sent = {id(value) for layer in wide for value in layer.parameters()}
+    withheld = (defense or Defense()).withholds
+    parameters = dict(model.named_parameters())
+    frozen = [
+        name for name, value in parameters.items() if not (value.requires_grad or id(value) in sent or withheld(name))
+    ]
+    if not frozen:
+        return []
+    shown = frozen[0] if len(frozen) == 1 else f"{frozen[0]} is the first"
+    note = (
+        f"{len(frozen)} of {len(parameters)} parameters do not require a gradient ({shown}), but their gradient is in "
+        "the update that was attacked. Where clients freeze them and send nothing of them, name them in the defense "
+        "ExcludedVariables."
+    )
+    return [note]
 
 
 class Mean(NamedTuple):

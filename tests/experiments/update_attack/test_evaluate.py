@@ -22,13 +22,14 @@ from lit_recon.attacks.base import Attack
 from lit_recon.attacks.updates import GenerativePrior, GradientMatching, KnownLabels, TotalVariation
 from lit_recon.clients import Client, ClientSettings, LocalTraining
 from lit_recon.data.dataset import fingerprints
-from lit_recon.defenses import GaussianNoise
+from lit_recon.defenses import Defense, ExcludedVariables, GaussianNoise
 from lit_recon.errors import ConfigError, LitReconError, RunExistsError, ShapeError
 from lit_recon.experiments.configuration import instantiated
 from lit_recon.experiments.update_attack.evaluate import evaluate
 from lit_recon.experiments.update_attack.run import parser
+from lit_recon.experiments.update_attack.score import frozen_notes
 from lit_recon.metrics import PerceptualDistance, rmse
-from lit_recon.models import MLP, Backbone
+from lit_recon.models import MLP, Backbone, WideFeatureLayer
 from lit_recon.models.generative.generator import ConvGenerator, GeneratorCheckpoint, save_generator
 from lit_recon.records import Knowledge, Normalization, Observation, Reconstruction
 from lit_recon.reporting.run_folder import RunFolder
@@ -69,6 +70,29 @@ def data(n: int = 6) -> tuple[Tensor, Tensor, Tensor]:
     images = 0.1 + 0.9 * torch.rand(n, *SHAPE, generator=generator)
     public = torch.randint(256, (9, *SHAPE), generator=generator, dtype=torch.uint8)
     return images, torch.arange(n) % 4, public
+
+
+def test_a_note_says_that_the_gradient_of_frozen_parameters_was_attacked(model: Backbone) -> None:
+    images, labels, _ = data(1)
+    names = [name for name, _ in model.trunk.named_parameters(prefix="trunk")]
+
+    def notes(defense: Defense | None = None) -> list[str]:
+        client = Client(model, defense=defense)
+        return evaluate(Shifted(images, labels), client, images, labels, ["rmse"]).notes
+
+    assert len(notes()) == 1
+    model.trunk.requires_grad_(False)
+    assert notes()[0].startswith(f"2 of 4 parameters do not require a gradient ({names[0]} is the first), but their")
+    assert notes(ExcludedVariables(names[:1]))[0].startswith(
+        f"1 of 4 parameters do not require a gradient ({names[1]})"
+    )
+    assert len(notes(ExcludedVariables(names))) == 1
+
+
+def test_frozen_neurons_of_a_wide_layer_are_no_mistake() -> None:
+    wide = Backbone(MLP(SHAPE, [16]), 4, Normalization((0.5,), (0.25,)), WideFeatureLayer(16, 64, n_trained=8))
+    assert not all(value.requires_grad for value in wide.parameters())
+    assert frozen_notes(wide, None) == []
 
 
 def test_images_are_matched_and_scored_and_means_have_intervals_over_batches(model: Backbone) -> None:

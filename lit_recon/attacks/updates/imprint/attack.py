@@ -69,7 +69,7 @@ class RobbingTheFed(LabelledAttack):
         functional, edges = exact(block.functional), exact(block.edges)
         sparse = block.activation == "hardtanh"
         hits = (separate_rows if sparse else step_rows)(layer.rows, seen.n_examples)
-        scales = _scales(hits, functional, edges)
+        scales = _scales(hits, functional, edges, moving=_takes_steps(seen))
         shape = (-1, *seen.image_shape)
         inputs = filled((hits.rows[:, :-1] / scales[:, None]).view(shape), hits.known[:, :-1].view(shape))
         if self.denoise:
@@ -141,11 +141,18 @@ def _explained(images: Tensor, classes: Tensor, name: str, block: ImprintBlock, 
     return cosines.clamp(min=0, max=1).square()
 
 
-def _scales(hits: Hits, functional: Tensor, edges: Tensor) -> Tensor:
+def _takes_steps(seen: Observation) -> bool:
+    """Whether the client takes several steps, during which images move between bins."""
+    rule, _ = one_client(seen.operator)
+    return isinstance(rule, LocalSteps) and rule.steps > 1
+
+
+def _scales(hits: Hits, functional: Tensor, edges: Tensor, moving: bool = False) -> Tensor:
     """Factor with which each hit's image enters the gradient, `(j,)`: the bias gradient.
 
     If by that factor the functional of the image lies outside the image's bin, because of noise or pruning, the
-    functional, a sum over all pixels, gives the factor.
+    functional, a sum over all pixels, gives the factor. Images that are `moving` may lie there: then it does so only
+    where the bias gradient is 0.
     """
     known = hits.known[:, :-1]
     share = (known * functional.square()).sum(dim=1) / functional.square().sum()
@@ -155,7 +162,8 @@ def _scales(hits: Hits, functional: Tensor, edges: Tensor) -> Tensor:
     value = torch.where(told == 0, (lower + upper) / 2, measured / told)
     inside = torch.minimum(torch.maximum(value, lower), upper)
     # tolerance: rounding of an image on an edge; near zero the functional does not determine the factor
-    contradicted = ((value - inside).abs() > 1e-3 * (1 + inside.abs())) | (told == 0)
+    outside = (value - inside).abs() > 1e-3 * (1 + inside.abs())
+    contradicted = (outside & (not moving)) | (told == 0)
     usable = contradicted & (inside.abs() > LEAST_FUNCTIONAL)
     scales = torch.where(usable, measured / torch.where(usable, inside, 1.0), told)
     tiny = torch.finfo(scales.dtype).tiny
@@ -177,10 +185,10 @@ def _one_each(images: Tensor, bins: Tensor, n: int) -> list[int]:
 
 
 def _notes(found: int, kept: int, alone: int, n_bins: int, seen: Observation) -> tuple[str, ...]:
-    n, (rule, _) = seen.n_examples, one_client(seen.operator)
+    n = seen.n_examples
     notes = [f"imprint: {found} of {n_bins} bins hit by {n} images"]
     # an image that moves between bins during local steps hits several
-    if n_bins > 1 and found <= n and not (isinstance(rule, LocalSteps) and rule.steps > 1):
+    if n_bins > 1 and found <= n and not _takes_steps(seen):
         notes.append(f"imprint: at least {max(0, 2 * kept - n)} and at most {kept} images are alone in their bin")
     notes.append(f"imprint: {alone} decoded images explain their part of the gradient alone")
     if found > kept:

@@ -11,6 +11,7 @@ from torch import Tensor
 from lit_recon.attacks.updates import HeadCounts, JointLabels, KnownLabels, RobbingTheFed
 from lit_recon.attacks.updates.imprint.rows import separate_rows, step_rows
 from lit_recon.clients import Client, ClientSettings, LocalTraining
+from lit_recon.data import Digits
 from lit_recon.defenses import (
     Defense,
     GaussianNoise,
@@ -219,6 +220,20 @@ def test_an_image_that_spreads_over_two_bins_is_returned_once(
     assert (psnr(result, images)[0] > 50).all()
     assert "1 hits left out" in result.notes[-1]
     assert not any("alone in their bin" in note for note in result.notes)
+
+
+def test_an_image_that_moves_during_local_steps_comes_back() -> None:
+    """A single image's rows are all multiples of it; its functional lies outside the bins that it moved to."""
+    public, test = Digits().load()
+    torch.manual_seed(0)
+    network = ConvNet(test.image_shape, widths=[8, 16], norm="group", activation="elu")
+    model = Backbone(network, 10, Normalization((0.3,), (0.38,)))
+    modified = Imprint(n_bins=32, functional="mean", bins="public").modify(model, public.pixels(torch.arange(1438)))
+    client = ClientSettings(local_steps=LocalTraining(steps=3, lr=0.02)).client(modified, None)
+    for index in range(10):
+        image, label = test.pixels(torch.tensor([index])), test.labels[index : index + 1]
+        result = RobbingTheFed(KnownLabels())(client.observe(image, label, Knowledge(labels=True)))
+        assert float(psnr(result, image)[0]) > 50
 
 
 @pytest.mark.parametrize("steps", [1, 2])

@@ -64,3 +64,17 @@ class ThreatModelError(LitReconError):
 
 class UnsupportedModelError(LitReconError):
     """A model lacks the layer or the property that an operation needs."""
+
+
+def check_kind(name: str, value: object, *kinds: type) -> None:
+    """Refuse a value that is of none of these classes by a ConfigError that names it.
+
+    >>> check_kind("labels", [0, 1], dict, str)
+    Traceback (most recent call last):
+    lit_recon.errors.ConfigError: labels must be dict or str; got a list
+    """
+    if not isinstance(value, kinds):
+        got = f"a {type(value).__name__}"
+        if isinstance(value, type):
+            got = f"the class {value.__name__}: give an instance"
+        raise ConfigError(f"{name} must be {' or '.join(kind.__name__ for kind in kinds)}; got {got}")

@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ from lit_recon.clients.gradient import pure_copy
 from lit_recon.data import ImageSet
 from lit_recon.data.sources import ImageSource
 from lit_recon.defenses import Defense
-from lit_recon.errors import ConfigError, ShapeError, UnsupportedModelError
+from lit_recon.errors import ConfigError, LitReconError, ShapeError, UnsupportedModelError
 from lit_recon.experiments.settings import BackboneSettings, ModelSettings
 from lit_recon.models import (
     Backbone,
@@ -207,6 +207,7 @@ class VictimModel:
     model: nn.Module
     checkpoint: BackboneCheckpoint | ForeignModel | None
     training: BackboneTraining | None = None
+    other_settings: bool = False  # whether the settings name another network, which was not built
 
     def trained(self, trainer: TrainerSettings) -> BackboneCheckpoint | ForeignModel:
         """The model, after training where that is needed; only one run at a time trains it."""
@@ -235,6 +236,9 @@ class VictimModel:
     @property
     def notes(self) -> tuple[str, ...]:
         """Remarks for the reader of a report."""
+        if self.other_settings and isinstance(self.model, Backbone):
+            name = type(self.model.trunk).__name__
+            return (f"the model is the {name} in {self.path}: other settings of backbone were not used",)
         if self.path is None or not isinstance(self.checkpoint, ForeignModel):
             return ()
         return (f"it was not checked whether {self.path} was trained on the attacked images, and so memorized them",)
@@ -281,10 +285,24 @@ def find_target(
     if foreign is not None and foreign.class_path is not None:
         return _foreign(foreign.class_path, foreign, data, seed)
     if settings.checkpoint is not None:
-        return _existing(settings.checkpoint, data)
+        found = _existing(settings.checkpoint, data)
+        return replace(found, other_settings=_is_other(settings, found.model))
     training = prepare_training(settings, data.source, seed, data.splits, processes)
     path = settings.cache / _identity(settings, training, seed, processes) / BACKBONE_FILE
     return _existing(path, data) if path.is_file() else VictimModel(path, training.model, None, training)
+
+
+def _is_other(settings: BackboneSettings, model: nn.Module) -> bool:
+    """Whether the settings name a trunk with other parameters than a backbone has."""
+    if settings.trunk is None or not isinstance(model, Backbone):
+        return False
+    try:
+        with torch.random.fork_rng(devices=[]):
+            trunk = settings.trunk(model.image_shape)
+    except LitReconError:  # a network that does not fit the images
+        return True
+    named, own = ({name: value.shape for name, value in one.named_parameters()} for one in (trunk, model.trunk))
+    return named != own
 
 
 def _foreign(class_path: str, settings: ModelSettings, data: SourceDataModule, seed: int) -> VictimModel:

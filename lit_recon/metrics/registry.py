@@ -183,10 +183,10 @@ def check_images(name: str, images: Tensor) -> None:
     if not torch.isfinite(images).all():
         raise ShapeError(f"{name} holds NaN or infinite pixels: scores need finite images in [0, 1]")
     if ((images < 0) | (images > 1)).any():
-        raise ShapeError(
-            f"{name} must lie in [0, 1]; got pixels from {images.min():.4g} to {images.max():.4g}: clamp or undo the "
-            "normalization first"
-        )
+        least, most = float(images.min()), float(images.max())
+        bytes_ = least >= 0 and 1 < most <= 255 and bool((images == images.round()).all())
+        remedy = "divide by 255, or give bytes" if bytes_ else "undo the normalization first, or clamp"
+        raise ShapeError(f"{name} must lie in [0, 1]; got pixels from {least:.4g} to {most:.4g}: {remedy}")
 
 
 def check_pairs(images: Tensor, targets: Tensor) -> None:

@@ -181,6 +181,8 @@ class VictimDataModule(SourceDataModule):
         if not 1 <= self.n_victims <= len(pool):
             whole = "the size" if self.pool == "all" else f"the images of pool {self.pool}"
             remedy = "" if self.n_victims < 1 or self.n_victims > len(labels) else "; pool `all` has every image"
+            if not len(pool):
+                raise ConfigError(f"no image of {self.test.name} is in pool {self.pool}; pool `all` has every image")
             raise ConfigError(
                 f"victims.n must be 1 to {len(pool)}, {whole} of {self.test.name}; got {self.n_victims}{remedy}"
             )

@@ -142,6 +142,13 @@ def test_a_process_that_starts_others_names_the_file_as_they_do(
     assert found[0] == found[1]
 
 
+def test_a_checkpoint_of_another_network_than_the_settings_name_is_told(find: Find) -> None:
+    path = find(epochs=0).trained(CPU) and find(epochs=0).path
+    (note,) = find(checkpoint=path, trunk=ResNet18).notes
+    assert "the model is the LeNet in" in note
+    assert find(checkpoint=path, trunk=LeNet).notes == find(checkpoint=path, trunk=None).notes == ()
+
+
 def test_the_number_of_processes_tells_backbones_apart(find: Find) -> None:
     assert find(processes=2).path != find().path
 

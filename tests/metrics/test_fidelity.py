@@ -91,6 +91,14 @@ def test_images_outside_the_unit_range_are_refused(score: Callable[[Tensor, Tens
         score(torch.rand(1, 1, 8, 8), torch.full((1, 1, 8, 8), 1.5))
 
 
+@pytest.mark.parametrize(
+    ("value", "remedy"), [(128.0, "divide by 255, or give bytes"), (-2.0, "undo the normalization"), (1.5, "undo the")]
+)
+def test_a_refusal_says_how_to_come_into_the_range(value: float, remedy: str) -> None:
+    with pytest.raises(ShapeError, match=remedy):
+        rmse(torch.rand(1, 1, 8, 8), torch.tensor([0.0, value] * 32).view(1, 1, 8, 8))
+
+
 def test_images_too_small_for_a_window_are_refused() -> None:
     with pytest.raises(ShapeError, match="at least 3 x 3 pixels; got 2 x 8"):
         ssim(torch.rand(1, 1, 2, 8), torch.rand(1, 1, 2, 8))

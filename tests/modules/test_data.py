@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import lit_recon._torchvision
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from lit_recon.data import VictimBatch, measure_normalization
 from lit_recon.data.sources import Digits, Npz
-from lit_recon.data.splits import Pool
+from lit_recon.data.splits import Pool, in_pool
 from lit_recon.errors import ConfigError, MissingDataError
 from lit_recon.modules.data import BackboneDataModule, VictimDataModule
 from tests.processes import outputs, ranks
@@ -157,6 +157,15 @@ def test_a_public_sample_for_baselines() -> None:
 def test_victim_settings_that_do_not_fit(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         VictimDataModule(Digits(), **settings).setup("test")
+
+
+def test_a_pool_without_an_image_is_named(tmp_path: Path) -> None:
+    images, labels = np.zeros((3, 4, 4), dtype=np.uint8), np.arange(3)
+    np.savez(tmp_path / "x.npz", train_images=images, train_labels=labels, test_images=images, test_labels=labels)
+    source = Npz(tmp_path / "x.npz")
+    empty = next(pool for pool in get_args(Pool) if not len(in_pool(source.load()[1], pool)))
+    with pytest.raises(ConfigError, match=f"no image of x test is in pool {empty}; pool `all` has every image"):
+        VictimDataModule(source, pool=empty).setup("test")
 
 
 def test_no_victim_is_in_both_pools() -> None:

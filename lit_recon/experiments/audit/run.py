@@ -20,7 +20,7 @@ from lit_recon.clients import Client
 from lit_recon.clients.local_steps import Optimizer
 from lit_recon.clients.record import Circumstances, RecordedUpdate, Sent
 from lit_recon.defenses import Defense
-from lit_recon.errors import ConfigError, CorruptFileError
+from lit_recon.errors import ConfigError, CorruptFileError, check_kind
 from lit_recon.experiments.audit.attacks import CANDIDATES, NO_MEMORY, best, check_kept, run_attacks
 from lit_recon.experiments.audit.evidence import Finding, read_evidence
 from lit_recon.experiments.audit.interpretation import Interpretation, interpret
@@ -186,6 +186,8 @@ def audit(
     Raises:
         LitReconError: model, update and circumstances do not fit together; the message says what does not.
     """
+    check_kind("model", model, nn.Module)
+    check_kind("update", update, RecordedUpdate, Path, str)
     _check_names(attacks)
     recorded = update if isinstance(update, RecordedUpdate) else RecordedUpdate.load(update)
     case = _prepared(model, recorded, image_shape, normalization, loss, labels, defense)

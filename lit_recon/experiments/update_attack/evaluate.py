@@ -18,7 +18,7 @@ from lit_recon.clients.aggregate import one_client
 from lit_recon.data.dataset import seeded_generator
 from lit_recon.data.splits import VictimBatch
 from lit_recon.defenses import Defense
-from lit_recon.errors import ConfigError, ShapeError
+from lit_recon.errors import ConfigError, ShapeError, check_kind
 from lit_recon.experiments.update_attack.score import AttackResult, frozen_notes, refuse_training_images, run_facts
 from lit_recon.metrics import DEFAULT_METRICS, Metric, metrics_of
 from lit_recon.metrics.registry import unit_images
@@ -66,6 +66,10 @@ def evaluate(
         LitReconError: the attack, the client, the images and the metrics do not fit together, or a generator of the
             attack was trained on one of the images.
     """
+    check_kind("attack", attack, Attack)
+    check_kind("client", client, Client)
+    check_kind("images", images, Tensor)
+    check_kind("labels", labels, Tensor)
     chosen, knowledge = metrics_of(metrics), knowledge or Knowledge()
     targets = unit_images(images).float()
     if labels.shape != (len(targets),) or not len(targets):

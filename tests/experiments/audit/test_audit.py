@@ -259,6 +259,8 @@ def test_verdicts_say_what_is_known(metrics: dict[str, Scalar], words: str) -> N
 def test_settings_that_contradict_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="attacks must be among analytic"):
         AuditSettings(attacks=["magic"])
+    with pytest.raises(ConfigError, match="update must be RecordedUpdate or Path or str; got a dict"):
+        run.audit(mlp(), {"0.weight": torch.zeros(2)}, (1, 8, 8))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="give record, a file"):
         AuditSettings().read()
     with pytest.raises(ConfigError, match="leave before and sent out"):

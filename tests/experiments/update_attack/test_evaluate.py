@@ -251,6 +251,10 @@ def test_a_client_can_be_moved(model: Backbone) -> None:
         ({"images": torch.full((2, *SHAPE), 1.5)}, ShapeError, r"must lie in \[0, 1\]"),
         ({"public": torch.zeros(3, 1, 4, 4)}, ShapeError, r"the shape of the targets, \(1, 8, 8\); got \(1, 4, 4\)"),
         ({"metrics": ["blur"]}, ConfigError, "there is no metric blur"),
+        ({"images": np.zeros((2, *SHAPE))}, ConfigError, "images must be Tensor; got a ndarray"),
+        ({"labels": [0, 1]}, ConfigError, "labels must be Tensor; got a list"),
+        ({"attack": Shifted}, ConfigError, "attack must be Attack; got the class Shifted: give an instance"),
+        ({"client": MLP(SHAPE)}, ConfigError, "client must be Client; got a MLP"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_the_attack(
@@ -258,9 +262,9 @@ def test_what_does_not_fit_is_refused_before_the_attack(
 ) -> None:
     images, labels, _ = data(2)
     unused = Shifted(images, labels)
-    arguments = {"images": images, "labels": labels, "metrics": METRICS, **changes}
+    arguments = {"attack": unused, "client": Client(model), "images": images, "labels": labels, "metrics": METRICS}
     with pytest.raises(error, match=complaint):
-        evaluate(unused, Client(model), **arguments)  # type: ignore[arg-type]
+        evaluate(**{**arguments, **changes})  # type: ignore[arg-type]
     assert len(unused.batches) == 2
 
 

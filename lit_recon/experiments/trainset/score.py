@@ -121,6 +121,13 @@ def score_pool(truth: Tensor, pool: Tensor, mean: Tensor) -> PoolScore:
     return PoolScore(nearest, PairScores.of(pool[nearest], truth, mean), len(pool))
 
 
+def _errors(images: Tensor, others: Tensor) -> Tensor:
+    """RMSE between all images `(n, c, h, w)` and `(m, c, h, w)`, `(n, m)`."""
+    # by default sums of products, whose rounding is larger than the errors of exact reconstructions
+    apart = torch.cdist(images.flatten(1), others.flatten(1), compute_mode="donot_use_mm_for_euclid_dist")
+    return apart / images[0].numel() ** 0.5
+
+
 def certified(candidates: Tensor, truth: Tensor, known: Tensor) -> dict[str, int]:
     """How many candidates `(m, c, h, w)` an attack certified, and how many of them are wrong.
 
@@ -128,8 +135,7 @@ def certified(candidates: Tensor, truth: Tensor, known: Tensor) -> dict[str, int
     of the `known` ones `(j, c, h, w)` are not wrong, and count for nothing.
     """
     members = torch.cat([truth, known])
-    errors = torch.cdist(candidates.flatten(1), members.flatten(1)) / truth[0].numel() ** 0.5
-    right = errors <= WRONG
+    right = _errors(candidates, members) <= WRONG
     shown = right[:, : len(truth)].any(dim=0)
     return {"candidates": len(candidates), "wrong": int((~right.any(dim=1)).sum()), "images": int(shown.sum())}
 
@@ -169,7 +175,7 @@ def neighbours(pool: Tensor, members: Tensor, others: Tensor, mean: Tensor) -> d
         nearest = correlations(pool, images, mean).argmax(dim=1)
         values[name] = PairScores.of(pool, images[nearest], mean)
         found[name] = values[name].summary()
-        errors.append(torch.cdist(pool.flatten(1), images.flatten(1)).amin(dim=1))
+        errors.append(distances(pool, images))
     closer = {
         "ncc": [a > b for a, b in zip(values["members"].ncc, values["others"].ncc, strict=True)],
         "rmse": (errors[0] < errors[1]).tolist(),
@@ -281,8 +287,7 @@ class MemberClaim:
 
 def distances(images: Tensor, pool: Tensor) -> Tensor:
     """RMSE of every image `(n, c, h, w)` to its nearest candidate, `(n,)`."""
-    per_pixel = images[0].numel() ** 0.5
-    found: Tensor = torch.cdist(images.flatten(1), pool.flatten(1)).amin(dim=1) / per_pixel
+    found: Tensor = _errors(images, pool).amin(dim=1)
     return found
 
 

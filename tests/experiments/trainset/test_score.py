@@ -104,6 +104,14 @@ def test_closest_images_come_with_the_restart_of_their_candidate() -> None:
     assert float(score.distances(images[1:2], pools[0])) == pytest.approx(float(far))
 
 
+def test_distances_below_the_rounding_of_products_are_told() -> None:
+    """Nearly exact candidates among many: squared norms less twice the products would leave 0 or 2e-4."""
+    images = torch.rand(40, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+    errors = torch.logspace(-6, -4, 40).view(-1, 1, 1, 1)
+    found = score.distances(images, (images + errors).flip(0))
+    torch.testing.assert_close(found, errors.flatten(), rtol=0.05, atol=0)  # rounding of pixels: 3 % of 1e-6
+
+
 def test_stationarity_has_the_best_multipliers() -> None:
     truth = uniform(4, 1, 4, 4)
     labels, signs = torch.tensor([0, 0, 1, 1]), torch.tensor([-1, -1, 1, 1])

@@ -1,8 +1,10 @@
 """How far the derivative of released weights in the unknown image holds, with activations that have kinks or have none.
 
     python -m benchmarks.kinks --data.root FILE.npz [--known 100 500] [--pairs 8]
+    python -m benchmarks.kinks --network cnn --data.root FILE.npz --known 100 500 --activations elu --pairs 4
 
-The MLP and the training of `configs/reconn/mnist_retraining.yaml`, in double precision. From one image to another of
+The MLP and the training of `configs/reconn/mnist_retraining.yaml`, or the convolutional network and the training of
+`configs/reconn/cifar10_newton.yaml`, in double precision. From one image to another of
 the same label, models are trained on images between the two. Where the weights depend smoothly on the image, they
 change by the share of the way times their derivative: cosine and relative length are 1. Rows with a sharpness compare
 what an image changes in the network with ReLU with what it changes in one with a smooth activation near ReLU.
@@ -14,7 +16,7 @@ import argparse
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import get_args
+from typing import Literal, get_args
 
 import lit_recon._torchvision
 
@@ -23,12 +25,14 @@ from torch import Tensor, nn
 
 from benchmarks.record import Record, Row, spread
 from lit_recon.attacks.shadow import GradientDescent, KnownTraining, ShadowPlan, deltas, train_models, train_reference
+from lit_recon.attacks.shadow.engine import Execution
 from lit_recon.data import ImageSet, InformedSplitSettings, draw_informed_split
 from lit_recon.data.sources import Npz
 from lit_recon.data.splits import Pool
 from lit_recon.models.layers import Activation
-from lit_recon.models.released import ReleasedMLP
+from lit_recon.models.released import ReleasedCNN, ReleasedMLP
 
+Network = Literal["mlp", "cnn"]
 ACTIVATIONS: tuple[Activation, ...] = ("elu", "relu")
 #: Shares of the way from an image to another.
 SHARES = (1e-4, 1e-3, 1e-2, 0.1, 1.0)
@@ -40,7 +44,8 @@ SHARPNESS = (10.0, 100.0)
 
 def trained(known: KnownTraining, start: Tensor, images: Tensor, label: int) -> Tensor:
     """Weights `(m, p)` of models on images `(m, c, h, w)` of one label."""
-    return train_models(known, start, images, torch.full((len(images),), label), "vmap")
+    how: Execution = "vmap" if isinstance(known.network, ReleasedMLP) else "loop"
+    return train_models(known, start, images, torch.full((len(images),), label), how)
 
 
 def along(known: KnownTraining, start: Tensor, first: Tensor, other: Tensor, label: int) -> Row:
@@ -53,16 +58,21 @@ def along(known: KnownTraining, start: Tensor, first: Tensor, other: Tensor, lab
     return {"cosines": cosines.tolist(), "lengths": lengths.tolist()}
 
 
-def settings_of(fixed: ImageSet, activation: Activation) -> tuple[KnownTraining, Tensor]:
+def settings_of(fixed: ImageSet, activation: Activation, network: Network) -> tuple[KnownTraining, Tensor]:
     """The training in double precision, and its initial weights `(p,)`."""
-    plan = ShadowPlan(ReleasedMLP(activation=activation), fixed, GradientDescent(steps=100, lr=0.2, momentum=0.9))
+    if network == "mlp":
+        plan = ShadowPlan(ReleasedMLP(activation=activation), fixed, GradientDescent(steps=100, lr=0.2, momentum=0.9))
+    else:
+        plan = ShadowPlan(ReleasedCNN(activation=activation), fixed, GradientDescent(steps=100, lr=0.01, momentum=0.9))
     known = plan.known
     return replace(known, network=known.network.double(), images=known.images.double()), plan.initial_weights().double()
 
 
-def roughness(fixed: ImageSet, targets: ImageSet, pairs: list[tuple[int, int]], activation: Activation) -> Row:
+def roughness(
+    fixed: ImageSet, targets: ImageSet, pairs: list[tuple[int, int]], activation: Activation, network: Network
+) -> Row:
     """Cosines and lengths of all pairs, by share of the way."""
-    known, start = settings_of(fixed, activation)
+    known, start = settings_of(fixed, activation, network)
     images, labels = targets.pixels().double(), targets.labels.tolist()
     found = [along(known, start, images[first], images[other], labels[first]) for first, other in pairs]
     shares = [f"{share:g}" for share in SHARES]
@@ -74,8 +84,8 @@ def roughness(fixed: ImageSet, targets: ImageSet, pairs: list[tuple[int, int]], 
 
 
 def smoothed(fixed: ImageSet, targets: ImageSet, pairs: list[tuple[int, int]], sharpness: float) -> Row:
-    """Cosines of what images change in a network with ReLU with what they change in a smooth one."""
-    known, start = settings_of(fixed, "relu")
+    """Cosines of what images change in an MLP with ReLU with what they change in a smooth one."""
+    known, start = settings_of(fixed, "relu", "mlp")
     network = ReleasedMLP(activation="relu").double()
     network.layers = nn.Sequential(
         *(nn.Softplus(sharpness) if isinstance(layer, nn.ReLU) else layer for layer in network.layers)
@@ -102,21 +112,25 @@ def pairs_of(labels: Tensor, n: int) -> list[tuple[int, int]]:
 def main() -> None:
     """Measure, print and record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data.root", dest="root", required=True, help="an .npz file of MNIST")
+    parser.add_argument("--data.root", dest="root", required=True, help="an .npz file of MNIST or CIFAR-10")
+    parser.add_argument("--network", choices=get_args(Network), default="mlp", help="mlp for MNIST, cnn for CIFAR-10")
+    parser.add_argument("--activations", nargs="+", choices=ACTIVATIONS, default=ACTIVATIONS)
     parser.add_argument("--known", type=int, nargs="+", default=[100, 500, 2_000], help="sizes of the fixed set")
     parser.add_argument("--pairs", type=int, default=8, help="pairs of images")
     parser.add_argument("--pool", choices=get_args(Pool), default="evaluation", help="of the images")
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    with Record("kinks", vars(arguments), arguments.pool) as record:
+    name = "kinks" if arguments.network == "mlp" else f"kinks_{arguments.network}"
+    with Record(name, vars(arguments), arguments.pool) as record:
         for known in arguments.known:
             sizes = InformedSplitSettings(known, shadow=10, targets=20 * arguments.pairs, pool=arguments.pool)
             split = draw_informed_split(Npz(Path(arguments.root)), sizes)
             sets = split.fixed, split.targets, pairs_of(split.targets.labels, arguments.pairs)
-            for activation in ACTIVATIONS:
-                record.measure({"known": known, "activation": activation}, partial(roughness, *sets, activation))
-            for sharpness in SHARPNESS:
+            for activation in arguments.activations:
+                measured = partial(roughness, *sets, activation, arguments.network)
+                record.measure({"known": known, "activation": activation}, measured)
+            for sharpness in SHARPNESS if arguments.network == "mlp" and "relu" in arguments.activations else ():
                 record.measure({"known": known, "sharpness": sharpness}, partial(smoothed, *sets, sharpness))
 
 

@@ -105,6 +105,7 @@ def schemes(*records: Content) -> str:
     return markdown(header, rows)
 
 
+@table("kinks_cnn", "kinks_cnn")
 @table("kinks", "kinks")
 def kinks(record: Content) -> str:
     """Cosines of a change with its derivative, by share of the way, and with the change in a smooth network."""
@@ -117,10 +118,12 @@ def kinks(record: Content) -> str:
         longest = shown(max(length["max"] for length in row["lengths"].values()), ".1f")
         cosines = [shown(cosine["median"], ".2f") for cosine in by_share.values()]
         lines.append([f"{row['known']:,}", row["activation"], *cosines, longest])
-    sharpest = max(sharpness for _, sharpness in smooth)
-    for line in lines:
-        line.append(smooth[int(line[0].replace(",", "")), sharpest] if line[1] == "relu" else "")
-    header = ["known images", "activation", *by_share, "longest", "with a smooth network"]
+    header = ["known images", "activation", *by_share, "longest"]
+    if smooth:
+        sharpest = max(sharpness for _, sharpness in smooth)
+        for line in lines:
+            line.append(smooth[int(line[0].replace(",", "")), sharpest] if line[1] == "relu" else "")
+        header.append("with a smooth network")
     return markdown(header, lines)
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
-from benchmarks.kinks import SHARES, pairs_of, roughness, smoothed
+from benchmarks.kinks import SHARES, Network, pairs_of, roughness, smoothed
 from lit_recon.data import ImageSet
 
 
-def images(n: int, seed: int) -> ImageSet:
+def images(n: int, seed: int, shape: tuple[int, ...] = (1, 28, 28)) -> ImageSet:
     generator = torch.Generator().manual_seed(seed)
-    pixels = torch.randint(256, (n, 1, 28, 28), generator=generator, dtype=torch.uint8)
+    pixels = torch.randint(256, (n, *shape), generator=generator, dtype=torch.uint8)
     return ImageSet(pixels, torch.arange(n) % 2, tuple("0123456789"), "random")
 
 
@@ -19,8 +20,11 @@ def test_pairs_have_one_label() -> None:
     assert pairs_of(torch.tensor([0, 1, 0, 0]), 1) == [(0, 2)]
 
 
-def test_weights_change_by_their_derivative_where_steps_are_small() -> None:
-    found = roughness(images(40, 0), images(4, 1), [(0, 2), (1, 3)], "elu")
+@pytest.mark.parametrize(("network", "shape", "known"), [("mlp", (1, 28, 28), 40), ("cnn", (3, 32, 32), 10)])
+def test_weights_change_by_their_derivative_where_steps_are_small(
+    network: Network, shape: tuple[int, ...], known: int
+) -> None:
+    found = roughness(images(known, 0, shape), images(4, 1, shape), [(0, 2)], "elu", network)
     first = f"{SHARES[0]:g}"
     # a share of 1e-4 leaves a term of second order of about as much
     assert found["cosines"][first]["min"] > 0.999

@@ -125,7 +125,8 @@ def _errors(images: Tensor, others: Tensor) -> Tensor:
     """RMSE between all images `(n, c, h, w)` and `(m, c, h, w)`, `(n, m)`."""
     # by default sums of products, whose rounding is larger than the errors of exact reconstructions
     apart = torch.cdist(images.flatten(1), others.flatten(1), compute_mode="donot_use_mm_for_euclid_dist")
-    return apart / images[0].numel() ** 0.5
+    found: Tensor = apart / images[0].numel() ** 0.5
+    return found
 
 
 def certified(candidates: Tensor, truth: Tensor, known: Tensor) -> dict[str, int]:

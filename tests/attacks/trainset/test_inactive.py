@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from lit_recon.attacks.trainset.base import Candidates, ReleasedModel
 from lit_recon.attacks.trainset.inactive import InactiveNeurons, LayerChange, _rank, _Search
-from lit_recon.attacks.trainset.subspace import shrinkage
 from lit_recon.attacks.trainset.training import Training
 from lit_recon.data.sources import Digits
 from lit_recon.errors import ConfigError, LitReconError, ThreatModelError, UnsupportedModelError
@@ -134,27 +133,6 @@ def test_parts_that_are_trained_on_in_turn_are_all_found() -> None:
     assert found.certified is not None
     assert found.certified.all()
     assert errors.amin(dim=1).max() < 1e-9  # measured: 1e-14
-
-
-@pytest.mark.parametrize("n_neurons", [12, 40])
-def test_the_shrinkage_of_the_start_under_a_change_of_low_rank(n_neurons: int) -> None:
-    generator = torch.Generator().manual_seed(0)
-    start, left, right = (
-        torch.randn(*shape, generator=generator, dtype=torch.float64)
-        for shape in ((n_neurons, 30), (n_neurons, 5), (5, 30))
-    )
-    assert shrinkage(start, 0.7 * start + left @ right, 5) == pytest.approx(0.7, abs=1e-10)  # measured: 1e-14
-
-
-@pytest.mark.parametrize("n_images", [20, 28, 40])
-def test_the_shrinkage_of_the_start_under_a_change_of_high_rank(n_images: int) -> None:
-    # Most eigenvalues are above the factor, and some are complex; more images than pixels: many pixels are black.
-    generator = torch.Generator().manual_seed(0)
-    start, left, right = (
-        torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in ((40, 30), (30, 20), (20, 30))
-    )
-    change = start @ left @ (left.T + 0.3 * right)
-    assert shrinkage(start, 0.7 * start + change, n_images) == pytest.approx(0.7, abs=1e-10)
 
 
 def test_an_image_that_is_twice_in_the_training_set_counts_once() -> None:

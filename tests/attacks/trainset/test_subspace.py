@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lit_recon.attacks.trainset.base import Candidates, ReleasedModel
 from lit_recon.attacks.trainset.kkt import MarginKKT, Stationarity
-from lit_recon.attacks.trainset.subspace import training_span
+from lit_recon.attacks.trainset.subspace import shrinkage, training_span
 from lit_recon.attacks.trainset.training import Training, Weights
 from lit_recon.errors import UnsupportedModelError
 from lit_recon.models.centered import CenteredMLP
@@ -145,3 +145,24 @@ def test_networks_without_a_span(seen: Any, message: str) -> None:
         MarginKKT(subspace=True).check(
             Candidates(seen(), torch.zeros(8, *SHAPE, dtype=torch.float64), torch.arange(8) % 2)
         )
+
+
+@pytest.mark.parametrize("n_neurons", [12, 40])
+def test_the_shrinkage_of_the_start_under_a_change_of_low_rank(n_neurons: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    start, left, right = (
+        torch.randn(*shape, generator=generator, dtype=torch.float64)
+        for shape in ((n_neurons, 30), (n_neurons, 5), (5, 30))
+    )
+    assert shrinkage(start, 0.7 * start + left @ right, 5) == pytest.approx(0.7, abs=1e-10)  # measured: 1e-14
+
+
+@pytest.mark.parametrize("n_images", [20, 28, 40])
+def test_the_shrinkage_of_the_start_under_a_change_of_high_rank(n_images: int) -> None:
+    # Most eigenvalues are above the factor, and some are complex; more images than pixels: many pixels are black.
+    generator = torch.Generator().manual_seed(0)
+    start, left, right = (
+        torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in ((40, 30), (30, 20), (20, 30))
+    )
+    change = start @ left @ (left.T + 0.3 * right)
+    assert shrinkage(start, 0.7 * start + change, n_images) == pytest.approx(0.7, abs=1e-10)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -125,7 +126,7 @@ def _errors(images: Tensor, others: Tensor) -> Tensor:
     """RMSE between all images `(n, c, h, w)` and `(m, c, h, w)`, `(n, m)`."""
     # by default sums of products, whose rounding is larger than the errors of exact reconstructions
     apart = torch.cdist(images.flatten(1), others.flatten(1), compute_mode="donot_use_mm_for_euclid_dist")
-    found: Tensor = apart / images[0].numel() ** 0.5
+    found: Tensor = apart / math.prod(images.shape[1:]) ** 0.5
     return found
 
 

@@ -291,9 +291,9 @@ def errors(found: Mapping[str, Tensor], size: float) -> dict[str, list[Any]]:
     rows: dict[str, list[Any]] = {"defenses": list(found), "cramer_rao": [], "van_trees": []}
     for information in found.values():
         prior = GaussianPrior.isotropic(len(information), PIXEL_VARIANCE)
-        unbiased = cramer_rao(information, size * float(information.trace()))
-        for key, bound in (("cramer_rao", unbiased), ("van_trees", van_trees(information, prior))):
-            rows[key].append(float(f"{bound.rmse:.3g}"))
+        rounding = size * float(information.trace())
+        rows["cramer_rao"].append(float(f"{cramer_rao(information, rounding).rmse:.3g}"))
+        rows["van_trees"].append(float(f"{van_trees(information, prior, rounding).rmse:.3g}"))
     return rows
 
 

@@ -61,7 +61,7 @@ class ErrorBound:
 def cramer_rao(information: Tensor, rounding: float = 0.0) -> ErrorBound:
     """`tr(F^-1)`, and the weaker bound `q^2 / tr(F)`, of information `(q, q)`, symmetric and positive semidefinite.
 
-    Eigenvalues of at most `rounding` count as zero.
+    Eigenvalues may be larger by `rounding`, and are taken to be: the bound holds, and is too low where they are not.
 
     Source: [Liu2025], equation 27, lemma D.2 and remark D.3.
     """
@@ -136,7 +136,9 @@ def _bounds(information: Tensor, rounding: float = 0.0) -> tuple[float, float]:
     if not square or not information.isfinite().all():
         raise ShapeError(f"the information must be a finite, square matrix; got {tuple(information.shape)}")
     values = torch.linalg.eigvalsh(information.double())
-    singular = float(values[0]) <= _resolution(values, rounding)
+    # rounding may have made them negative
+    values = values.clamp_min(0) + rounding
+    singular = float(values[0]) <= _resolution(values, 0.0)
     trace = float(values.sum())
     return (
         math.inf if singular else float(values.reciprocal().sum()),
@@ -187,10 +189,11 @@ class GaussianPrior:
         return blocks
 
 
-def van_trees(information: Tensor, prior: GaussianPrior) -> ErrorBound:
+def van_trees(information: Tensor, prior: GaussianPrior, rounding: float = 0.0) -> ErrorBound:
     """`tr((F + P)^-1)`, and the weaker bound `q^2 / tr(F + P)`, for the prior of one input.
 
-    `information` `(q, q)` is the mean over inputs drawn from the prior, example after example.
+    `information` `(q, q)` is the mean over inputs drawn from the prior, example after example. Its eigenvalues may be
+    larger by `rounding`, and are taken to be, as for `cramer_rao`.
 
     Source: [VanTrees1968]; [GillLevit1995], equation 1.
     """
@@ -200,6 +203,7 @@ def van_trees(information: Tensor, prior: GaussianPrior) -> ErrorBound:
             f"a prior of {d} coordinates needs an information matrix (n {d}, n {d}); got {tuple(information.shape)}"
         )
     total = information.double() + prior.precision(size // d).to(information.device)
+    total.diagonal().add_(rounding)
     squared = float(torch.linalg.inv(total).diagonal().sum())
     return ErrorBound(squared, size**2 / float(total.diagonal().sum()), size, EVERY_ATTACK)
 

@@ -172,6 +172,25 @@ def test_a_direction_that_the_release_leaves_open_has_no_bound() -> None:
     assert UNBIASED in UNBIASED_ON_SPHERE
 
 
+def test_rounding_makes_no_bound_too_high() -> None:
+    """As in single precision, the errors of small eigenvalues are as large as these, or larger."""
+    generator = torch.Generator().manual_seed(0)
+    basis = torch.linalg.qr(torch.randn(40, 40, generator=generator, dtype=torch.float64)).Q
+    information = (basis * torch.logspace(-8, 2, 40, dtype=torch.float64)) @ basis.T
+    prior = GaussianPrior.isotropic(40, 1e4)  # knows next to nothing
+    too_high = 0
+    for _ in range(20):
+        noise = torch.randn(40, 40, generator=generator, dtype=torch.float64)
+        rounded = information + 1e-5 * (noise + noise.T) / 2**0.5
+        size = float(torch.linalg.matrix_norm(rounded - information, 2))
+        assert cramer_rao(rounded, size).squared <= cramer_rao(information).squared
+        assert 0 < van_trees(rounded, prior, size).squared <= van_trees(information, prior).squared
+        too_high += not 0 < van_trees(rounded, prior).squared <= van_trees(information, prior).squared
+    assert too_high > 10  # all 20
+    # what rounding hides counts as told by as much as it allows
+    assert cramer_rao(torch.diag(torch.tensor([1e-6, 1.0])), 1e-5).squared == pytest.approx(1 / 1.1e-5 + 1, rel=1e-3)
+
+
 def test_malformed_information_is_refused() -> None:
     with pytest.raises(ShapeError, match="square"):
         cramer_rao(torch.ones(2, 3))

@@ -48,6 +48,11 @@ MORE_THAN_THE_UPDATE = (
     "the attacker also knows the exact BatchNorm statistics of the client's batch, which the information in the update "
     "leaves out: he may come below a bound from it"
 )
+#: What is said of bounds behind noise for directions of which rounding hides how much the update tells.
+_HIDDEN = (
+    "rounding hides what the update tells of {} directions of a client's images, which count as told as well as it "
+    "allows: the bounds may be too low"
+)
 #: Entries of a Jacobian up to which double precision costs little.
 _SMALL = 1e9
 
@@ -126,7 +131,10 @@ def update_bound(
     operator = GradientOperator(client.model, client.batch_norm, client.loss)
     round_ = Round(jacobian.batch, partial(operator, jacobian.weights))
     released = defense.released_information(jacobian, round_, std or 1.0, settings.client.generator(number))
-    return {**_rmses(jacobian, released, std, prior), "notes": list(released.notes)}, released.information
+    found = _rmses(jacobian, released, std, prior)
+    hidden = found["unknown_directions"] if found[BOUNDS[0]] is not None else 0
+    notes = [*released.notes, *([_HIDDEN.format(hidden)] if hidden else [])]
+    return {**found, "notes": notes}, released.information
 
 
 def _jacobian(
@@ -189,7 +197,8 @@ def _rmses(
         # what the update does not tell remains as it is under the prior
         values = [math.inf if unknown.numel() else 0.0, *(remaining(unknown, p).rmse for p in (independent, prior))]
     else:
-        values = [cramer_rao(information, size).rmse, *(van_trees(information, p).rmse for p in (independent, prior))]
+        every = (van_trees(information, p, size) for p in (independent, prior))
+        values = [cramer_rao(information, size).rmse, *(bound.rmse for bound in every)]
     return found | {key: _finite(value) for key, value in zip(BOUNDS, values, strict=True)}
 
 

@@ -104,6 +104,20 @@ def test_without_noise_the_rank_decides() -> None:
     assert few["bound_public_rmse"] == pytest.approx(0.1 * math.sqrt(unknown / D), rel=1e-6)
 
 
+def test_a_bound_says_where_rounding_hides_what_an_update_tells() -> None:
+    few = found(Chain([GradientDropout(0.97), GaussianNoise(1e-3)]))  # random masks: in single precision
+    unknown, unbiased = few["unknown_directions"], few["bound_rmse"]
+    assert isinstance(unknown, int)
+    assert 0 < unknown < D
+    assert isinstance(unbiased, float)  # as much as rounding allows, and not infinite
+    assert unbiased > 1  # 3: pixels lie in [0, 1]
+    assert few["notes"] == [
+        f"rounding hides what the update tells of {unknown} directions of a client's images, which count as told as "
+        "well as it allows: the bounds may be too low"
+    ]
+    assert found(GaussianNoise(1e-3))["notes"] == []
+
+
 @pytest.mark.parametrize(
     "defense", [GradientDropout(1.0), GradientPruning(1.0), ExcludedVariables(".")], ids=lambda one: type(one).__name__
 )

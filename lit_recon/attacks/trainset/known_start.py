@@ -32,6 +32,7 @@ class KnownStart(TrainsetAttack):
     In a training in which the network stays nearly linear in its weights, the change is a sum over the training images
     of their outputs' gradients. Images and both sets of multipliers ("duals") of the sum are found by Adam. Known
     training images have multipliers, too. The labels returned are the classes whose outputs the multipliers raise.
+    Weight decay also shrinks the start: unless it is known to be 0, what is parallel to the start is left out.
 
     Args:
         steps: of Adam.
@@ -41,7 +42,7 @@ class KnownStart(TrainsetAttack):
             exponentially.
         box: weight of the squared excess of pixels outside [0, 1].
 
-    Source: [Loo2023]; the first duals are ours: a fit to the first images.
+    Source: [Loo2023], without weight decay; the first duals are ours: a fit to the first images.
     """
 
     steps: int = 5000
@@ -101,19 +102,20 @@ class KnownStart(TrainsetAttack):
 def duality_residual(seen: ReleasedModel, images: Tensor, duals: Tensor, beta: float | None = None) -> Tensor:
     """Squared distance of the change of the weights from the gradients' combination, relative to the change's square.
 
+    Of both, what is parallel to the start is left out where weight decay has shrunk it, or may have.
+
     Args:
         seen: with its start.
         images: `(m, c, h, w)`, the known ones among them.
         duals: multipliers `(2, m, k)` of the outputs' gradients at the first and at the last weights.
         beta: sharpness of the softplus in the place of ReLU; None: ReLU.
     """
-    first, last = _both(seen)
-    change = flatten(last) - flatten(first)
+    change = _change(seen)
     return (change - _combination(seen, images, duals, beta)).square().sum() / change.square().sum()
 
 
 def _combination(seen: ReleasedModel, images: Tensor, duals: Tensor, beta: float | None) -> Tensor:
-    """The sum `(p,)` of the gradients times their multipliers."""
+    """The sum `(p,)` of the gradients times their multipliers, see `duality_residual`."""
     network, (first, last) = smoothed(seen.model, beta), _both(seen)
 
     def outputs(weights: Mapping[str, Tensor], own: Tensor) -> Tensor:
@@ -122,7 +124,24 @@ def _combination(seen: ReleasedModel, images: Tensor, duals: Tensor, beta: float
 
     early: Weights = grad(outputs)(first, duals[0])
     late: Weights = grad(outputs)(last, duals[1])
-    return flatten(early) + flatten(late)
+    return _beside_start(seen, flatten(early) + flatten(late))
+
+
+def _change(seen: ReleasedModel) -> Tensor:
+    """The change `(p,)` of the weights, see `duality_residual`."""
+    first, last = _both(seen)
+    return _beside_start(seen, flatten(last) - flatten(first))
+
+
+def _beside_start(seen: ReleasedModel, vectors: Tensor) -> Tensor:
+    """The part of vectors `(..., p)` that is orthogonal to the start; all of them without weight decay.
+
+    By what factor the decay shrinks the start, the weights do not tell.
+    """
+    if seen.weight_decay == 0:
+        return vectors
+    start = F.normalize(flatten(_both(seen)[0]), dim=0)
+    return vectors - (vectors @ start)[..., None] * start
 
 
 def _first_duals(start: Candidates, beta: float) -> Tensor:
@@ -134,7 +153,7 @@ def _first_duals(start: Candidates, beta: float) -> Tensor:
         if 2 * len(images) * k * sum(weight.numel() for weight in seen.weights.values()) <= _MOST_NUMBERS:
             return solve_duals(seen, images, beta)
         signed = signs(labels, images)[:, None] if k == 1 else F.one_hot(labels, k).to(images) - 1 / k
-        duals, change = signed.expand(2, -1, -1), flatten(seen.weights) - flatten(_both(seen)[0])
+        duals, change = signed.expand(2, -1, -1), _change(seen)
         direction = _combination(seen, images, duals, beta)
         return duals * (change.dot(direction).abs() / direction.dot(direction))
 
@@ -151,9 +170,8 @@ def solve_duals(seen: ReleasedModel, images: Tensor, beta: float | None = None) 
         parts: Weights = vmap(jacrev(outputs), (None, 0))(weights, images)
         return torch.cat([part.flatten(2) for part in parts.values()], dim=2)  # (m, k, p)
 
-    columns = torch.stack([gradients(first), gradients(last)])
-    change = flatten(last) - flatten(first)
-    solution = least_squares(columns.flatten(0, 2).T, change[:, None])
+    columns = _beside_start(seen, torch.stack([gradients(first), gradients(last)]))
+    solution = least_squares(columns.flatten(0, 2).T, _change(seen)[:, None])
     duals: Tensor = solution.view(columns.shape[:3])
     return duals
 

@@ -59,6 +59,21 @@ class Bilevel(TrainsetAttack):
     def check(self, start: Candidates) -> None:
         start.seen.repeats_of_known(start.n_examples)
 
+    def _need_minimum(self, seen: ReleasedModel) -> None:
+        """Refuse trainings whose weights are no minimum of the regularized loss of all images, as far as is known."""
+        if not seen.weight_decay:
+            raise ThreatModelError(
+                f"implicit differentiation needs the weight decay of the training, above 0, without which the loss has "
+                f"no minimum; it is {'unknown' if seen.weight_decay is None else '0'}: give it, or use UnrolledBilevel"
+            )
+        _refuse_dp(seen)
+        if seen.training is not None and (parts := seen.training.parts) > 1:
+            raise ThreatModelError(
+                f"{type(self).__name__} takes the weights for a minimum of the loss of all images, but those of a "
+                f"training in {parts} parts come from the last part alone: attack a training without parts, or use "
+                "UnrolledBilevel"
+            )
+
     @abstractmethod
     def origin(self, start: Candidates) -> Tensor:
         """Weights `(p,)` at which simulated trainings begin and from which changes of weights are counted."""
@@ -133,6 +148,7 @@ class ImplicitBilevel(Bilevel):
 
     The inner problem is strongly convex: the trained weights are its only minimum, whatever the start, and their
     derivative follows from the implicit function theorem. Distances are relative to the norm of the released weights.
+    Trainings that are known to have `dp` or `parts` are refused.
 
     Args:
         tolerance: relative, of the trained weights and of the linear systems.
@@ -148,7 +164,7 @@ class ImplicitBilevel(Bilevel):
 
     def check(self, start: Candidates) -> None:
         super().check(start)
-        _need_weight_decay(start.seen)
+        self._need_minimum(start.seen)
         if not is_linear_in_weights(start.seen):
             raise UnsupportedModelError(
                 f"ImplicitBilevel needs a network whose outputs are linear in its weights, as affine ones are; those "
@@ -276,12 +292,8 @@ class DampedBilevel(Bilevel):
 
     def check(self, start: Candidates) -> None:
         super().check(start)
-        _need_weight_decay(start.seen)
-        if (parts := _known_training(start.seen).parts) > 1:
-            raise ThreatModelError(
-                f"DampedBilevel takes the weights for a minimum of the loss of all images, but those of a training in "
-                f"{parts} parts come from the last part alone: attack a training without parts, or use UnrolledBilevel"
-            )
+        self._need_minimum(start.seen)
+        _known_training(start.seen)
 
     def origin(self, start: Candidates) -> Tensor:
         return _origin(start)
@@ -304,14 +316,6 @@ def _origin(start: Candidates) -> Tensor:
     return flatten(drawn_weights(seen, start.seed) if seen.start is None else seen.start).to(start.like)
 
 
-def _need_weight_decay(seen: ReleasedModel) -> None:
-    if not seen.weight_decay:
-        raise ThreatModelError(
-            f"implicit differentiation needs the weight decay of the training, above 0, without which the loss has no "
-            f"minimum; it is {'unknown' if seen.weight_decay is None else '0'}: give it, or use UnrolledBilevel"
-        )
-
-
 def _repeated(
     problem: InnerProblem, training: Training, images: Tensor, start: Tensor, steps: int, segment: int = 0
 ) -> Tensor:
@@ -326,9 +330,13 @@ def _known_training(seen: ReleasedModel) -> Training:
             "the training is simulated with its learning rate, momentum, weight decay and number of steps, which are "
             "unknown: give them (`training`), or use ImplicitBilevel on a network without hidden layers"
         )
-    if seen.training.dp is not None:
+    _refuse_dp(seen)
+    need_change(seen)
+    return seen.training
+
+
+def _refuse_dp(seen: ReleasedModel) -> None:
+    if seen.training is not None and seen.training.dp is not None:
         raise ThreatModelError(
             "a training with dp cannot be simulated: its clipping and noise are not; attack a training without dp"
         )
-    need_change(seen)
-    return seen.training

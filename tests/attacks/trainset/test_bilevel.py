@@ -180,16 +180,18 @@ def test_a_training_in_parts_is_simulated_with_its_parts(digits: tuple[Tensor, T
         parameter_distance(seen, images.repeat(2, 1, 1, 1), labels.repeat(2), UnrolledBilevel())
     with pytest.raises(ThreatModelError, match="got 1 steps and 6 candidates: .* at least 2"):
         parameter_distance(seen, images, labels, UnrolledBilevel(steps_inner=1))
-    with pytest.raises(ThreatModelError, match="from the last part alone"):
-        parameter_distance(seen, images, labels, DampedBilevel())
+    seen, images, labels = released(digits, "binary", training=training)
+    for one in (DampedBilevel(), ImplicitBilevel()):
+        with pytest.raises(ThreatModelError, match=f"{type(one).__name__} takes .* from the last part alone"):
+            one.begin([Candidates(seen, images, labels)])
 
 
 @pytest.mark.parametrize("multiplier", [0.0, 1.0])
 def test_a_training_with_dp_is_not_simulated_without_it(digits: tuple[Tensor, Tensor], multiplier: float) -> None:
     training = Training("binary", steps=5, lr=0.1, weight_decay=0.01)
-    seen, images, labels = released(digits, "binary", hidden=(4,), training=training)
+    seen, images, labels = released(digits, "binary", training=training)
     private = replace(training, dp=PrivateDescent(noise_multiplier=multiplier))
-    for attack in (UnrolledBilevel(), DampedBilevel()):
+    for attack in (UnrolledBilevel(), DampedBilevel(), ImplicitBilevel()):
         with pytest.raises(ThreatModelError, match="a training with dp cannot be simulated"):
             attack.begin([Candidates(replace(seen, training=private), images, labels)])
 

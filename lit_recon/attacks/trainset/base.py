@@ -42,6 +42,7 @@ class ReleasedModel:
     Raises:
         UnsupportedModelError: the weights are not those of the network, or some of them are frozen: attacks explain and
             repeat trainings of all weights.
+        ThreatModelError: the weight decay is not that of `training`.
         ShapeError: a weight, the start or the mean image has the wrong shape, or is not finite; images and labels that
             are known are not as many, or are all training images.
     """
@@ -91,8 +92,13 @@ class ReleasedModel:
             object.__setattr__(self, field, {name: weights[name] for name in wanted})
         if tuple(self.mean.shape) != self.image_shape:
             raise ShapeError(f"the mean image must be {self.image_shape}; got {tuple(self.mean.shape)}")
-        if self.weight_decay is None and self.training is not None:
-            object.__setattr__(self, "weight_decay", self.training.weight_decay)
+        if self.training is not None:
+            own = self.training.weight_decay
+            if self.weight_decay not in (None, own):
+                raise ThreatModelError(
+                    f"weight_decay must be that of the training, {own:g}; got {self.weight_decay:g}: leave it out"
+                )
+            object.__setattr__(self, "weight_decay", own)
         if self.n_examples < 1:
             raise ShapeError(f"a training set needs at least one image; got n_examples={self.n_examples}")
         if (self.known_labels is None) != (self.known_images is None):

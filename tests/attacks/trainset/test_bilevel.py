@@ -318,7 +318,7 @@ def test_what_an_attack_needs_to_know_is_asked_for(digits: tuple[Tensor, Tensor]
         attack.begin([Candidates(replace(seen, **changes), images, labels)])  # type: ignore[arg-type]
 
     with pytest.raises(UnsupportedModelError, match="linear in its weights"):
-        begin(ImplicitBilevel(), weight_decay=0.1)
+        begin(ImplicitBilevel(), training=replace(training, weight_decay=0.1), weight_decay=None)
     for attack in (ImplicitBilevel(), DampedBilevel()):
         with pytest.raises(ThreatModelError, match=r"weight decay .* it is 0"):
             begin(attack)
@@ -374,4 +374,6 @@ def test_the_weight_decay_is_that_of_a_known_training(digits: tuple[Tensor, Tens
     seen, images, labels = released(digits, "binary", hidden=(), training=training)
     alone = replace(seen, weight_decay=None)
     assert alone.weight_decay == 0.1
+    with pytest.raises(ThreatModelError, match=r"that of the training, 0.1; got 0.01: leave it out"):
+        replace(seen, weight_decay=0.01)
     Stationarity().check(Candidates(alone, images, labels))

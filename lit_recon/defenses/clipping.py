@@ -31,6 +31,12 @@ def clipped(update: Update, bound: float) -> Update:
     return {name: value * factor for name, value in update.items()}
 
 
+def clipped_like(update: Update, other: Update) -> Update:
+    """The update, scaled as a whole to an L2 norm of at most that of the other."""
+    factor = clip_factors(squared_norm(update), squared_norm(other).sqrt())
+    return {name: value * factor for name, value in update.items()}
+
+
 def clipped_examples(gradients: Update, bound: float) -> Update:
     """Gradients `(n, ...)` of single examples, each scaled as a whole to an L2 norm of at most `bound`."""
     squared = torch.stack([value.flatten(1).square().sum(1) for value in gradients.values()]).sum(0)
@@ -38,9 +44,9 @@ def clipped_examples(gradients: Update, bound: float) -> Update:
     return {name: value * factors.view(-1, *[1] * (value.dim() - 1)) for name, value in gradients.items()}
 
 
-def clip_factors(squared: Tensor, bound: float) -> Tensor:
+def clip_factors(squared: Tensor, bound: float | Tensor) -> Tensor:
     """The factors, at most 1, that clip gradients of the given squared norms; elementwise."""
-    if bound == math.inf:
+    if not isinstance(bound, Tensor) and bound == math.inf:
         return torch.ones_like(squared)  # the unused quotient has a derivative too: 0 times infinity
     # finite derivative at a norm of zero
     norm = squared.clamp_min(torch.finfo(squared.dtype).tiny).sqrt()

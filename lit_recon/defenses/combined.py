@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from lit_recon.defenses.base import TIED, Buffers, Defense, Round, Stage
-from lit_recon.defenses.sparsity import GradientDropout
+from lit_recon.defenses.clipping import GradientClipping, clipped_like
+from lit_recon.defenses.sparsity import ExcludedVariables, GradientDropout, PercentilePrivacy, SparseUpdate
 from lit_recon.errors import ConfigError
 from lit_recon.noisy_release import NoisyRelease
 from lit_recon.records import Batch, BatchNormMode, Noise, Update
@@ -25,7 +26,9 @@ class Chain(Defense):
     """Applies defenses in the listed order; an empty chain changes nothing.
 
     The order must be that of the stages: batch, per-example gradients, update; else it is a `ConfigError`. The attacker
-    simulates each with the released update of the whole chain: noise after pruning hides the mask.
+    simulates each with the released update of the whole chain: noise after pruning hides the mask. Of a mask, clipping
+    and another mask, only both masks together are seen, and not the norm that was clipped: a candidate's update is
+    then scaled to at most the released norm, which is right for the true images.
     """
 
     neutral: ClassVar[tuple[tuple[str, object], ...]] = (("defenses", []),)
@@ -81,9 +84,20 @@ class Chain(Defense):
         return gradients
 
     def simulate(self, candidate: Update, observed: Update) -> Update:
-        for defense in self.defenses:
-            candidate = defense.simulate(candidate, observed)
-        return candidate
+        late = [self._clips_between_masks(number) for number in range(len(self.defenses))]
+        for defense, skipped in zip(self.defenses, late, strict=True):
+            candidate = candidate if skipped else defense.simulate(candidate, observed)
+        return clipped_like(candidate, observed) if any(late) else candidate
+
+    def _clips_between_masks(self, number: int) -> bool:
+        """Whether this defense clips an update with masks before and after it, and only masks and clipping follow."""
+        after = [defense for defense in self.defenses[number + 1 :] if defense.stages]
+        return (
+            isinstance(self.defenses[number], GradientClipping)
+            and any(defense.reads_zeros for defense in self.defenses[:number])
+            and any(not isinstance(defense, GradientClipping) for defense in after)
+            and all(isinstance(defense, GradientClipping) or _only_masks(defense) for defense in after)
+        )
 
     def censored(self, observed: Update) -> Update:
         masks, shown = super().censored(observed), observed
@@ -249,6 +263,13 @@ def _cuts_off(defense: Defense, update: Update) -> bool:
     """Whether a defense cuts entries off at a finite largest absolute value."""
     largest = torch.full((1,), torch.finfo(torch.float32).max)
     return any(bool(mask.any()) for mask in defense.censored(dict.fromkeys(update, largest)).values())
+
+
+def _only_masks(defense: Defense) -> bool:
+    """Whether a defense does nothing but set entries to zero, and scale the others alike."""
+    if isinstance(defense, PercentilePrivacy):
+        return defense.gamma == math.inf
+    return isinstance(defense, SparseUpdate | ExcludedVariables)
 
 
 def _has_random_masks(defense: Defense) -> bool:

@@ -16,11 +16,14 @@ from lit_recon.defenses import (
     BatchGradient,
     Chain,
     Defense,
+    ExcludedVariables,
     GaussianNoise,
     GradientClipping,
+    GradientDropout,
     GradientPruning,
     MixUp,
     NetworkDropout,
+    PercentilePrivacy,
     PerExampleClipping,
     Round,
     Stage,
@@ -71,6 +74,34 @@ def test_all_stages_reach_the_release(
     kept = released != 0
     torch.testing.assert_close(released[kept], mean[kept])
     assert mean[~kept].abs().max() <= mean[kept].abs().min()
+
+
+@pytest.mark.parametrize("bound", [1e-3, 1e3])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ([GradientDropout(0.5)], [GradientDropout(0.8)]),
+        ([GradientDropout(0.5)], [GradientDropout(0.8, rescale=True)]),
+        ([GradientPruning(0.5)], [GradientDropout(0.8)]),
+        ([GradientDropout(0.5)], [PercentilePrivacy(80.0), GradientClipping(5e-4)]),
+        ([GradientDropout(0.5)], [ExcludedVariables("weight")]),
+        ([GradientClipping(1e-2), GradientPruning(0.5)], [GradientPruning(0.8)]),
+        ([], [GradientDropout(0.8)]),
+        ([GradientDropout(0.8)], []),
+    ],
+)
+def test_clipping_between_masks_is_simulated_at_the_released_norm(
+    before: list[Defense], after: list[Defense], bound: float, update: Update, round_: Round
+) -> None:
+    chain = Chain([*before, GradientClipping(bound), *after])
+    released = chain.transform_update(update, round_, torch.Generator().manual_seed(0))
+    assert flatten(released).any()
+    found = chain.simulate(update, released)
+    torch.testing.assert_close(flatten(found), flatten(released), rtol=1e-5, atol=0)
+    # several candidates, each with its own released update
+    pairs = [{name: torch.stack([value, 2 * value]) for name, value in one.items()} for one in (update, released)]
+    both = torch.func.vmap(chain.simulate)(*pairs)
+    torch.testing.assert_close(flatten({name: value[0] for name, value in both.items()}), flatten(released))
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ class Matching:
         self.observations, self.prior, self.soft = list(observations), prior, soft_labels
         self.objective = objective.for_victims(observations[0])
         self.execution: Execution = "loop" if execution == "auto" and len(observations) == 1 else execution
-        by_update = {id(seen.update): ObservedUpdate.of(seen.update) for seen in observations}
+        by_update = {id(seen.update): self.objective.observed(seen) for seen in observations}
         self._targets = [by_update[id(seen.update)] for seen in observations]
         self._statistics: list[BatchStatistics] = [prior.targets(seen) if prior else {} for seen in observations]
         self.compilation: Compilation = compilation

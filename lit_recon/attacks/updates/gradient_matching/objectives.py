@@ -22,18 +22,19 @@ from lit_recon.records import Noise, NoiseFamily, Observation, Update
 
 
 class ObservedUpdate(NamedTuple):
-    """An observed update and the squared norm of each of its tensors."""
+    """An observed update, the squared norm of each tensor, and the expected log-likelihood, see `Likelihood`."""
 
     update: Update
     squared_norms: dict[str, Tensor]
+    expected: Tensor
 
     @staticmethod
     def of(update: Update) -> ObservedUpdate:
-        """With the norms of `update`; a `ThreatModelError` if it is zero everywhere."""
+        """With the norms of `update`, and nothing expected; a `ThreatModelError` if it is zero everywhere."""
         squared = {name: value.square().sum() for name, value in update.items()}
         if all(float(value) == 0 for value in squared.values()):
             raise ThreatModelError("the observed update is zero everywhere: there is nothing to match")
-        return ObservedUpdate(update, squared)
+        return ObservedUpdate(update, squared, torch.zeros_like(next(iter(squared.values()))))
 
 
 class Objective(ABC):
@@ -45,6 +46,10 @@ class Objective(ABC):
     def for_victims(self, observation: Observation) -> Objective:
         """The objective for a victim and others of the same client; by default it is the same for all clients."""
         return self
+
+    def observed(self, observation: Observation) -> ObservedUpdate:
+        """What the objective compares candidates of this victim with."""
+        return ObservedUpdate.of(observation.update)
 
     @abstractmethod
     def __call__(self, candidate: Update, target: ObservedUpdate) -> Tensor:
@@ -182,6 +187,9 @@ class Observed(Objective):
     def for_victims(self, observation: Observation) -> Objective:
         return Observed(self.objective.for_victims(observation))
 
+    def observed(self, observation: Observation) -> ObservedUpdate:
+        return self.objective.observed(observation)
+
     def __call__(self, candidate: Update, target: ObservedUpdate) -> Tensor:
         return self.objective(where_observed(candidate, target.update), target)
 
@@ -192,7 +200,7 @@ class Likelihood(Objective):
     Its expectation at the true images is subtracted: there it is about 0, for p coordinates of normal noise with a
     standard deviation of sqrt(p / 2) / pixels. With the negative log-density of a pixel as prior, the minimum is at the
     most probable images. An attacker who knows the defense knows family and scale of the noise; otherwise the scale is
-    that of each candidate's own residual (profile likelihood).
+    that of each candidate's own residual (profile likelihood), and in the expectation an estimate for each victim.
 
     Args:
         family: of the noise if the attacker does not know the defense.
@@ -203,20 +211,22 @@ class Likelihood(Objective):
             raise ConfigError(f"Likelihood needs the family 'gaussian' or 'laplace'; got {family!r}")
         self.family: NoiseFamily = family
         self._known: Noise | None = None
-        self._estimated: Noise | None = None
         self._pixels = 1
 
     def for_victims(self, observation: Observation) -> Likelihood:
         """The likelihood under the noise of the client; a `ThreatModelError` if that is of another kind."""
         own = copy(self)
         noise, known = noise_of(observation, self.family)
-        own._known, own._estimated = (noise, noise) if known else (None, noise)
+        own._known = noise if known else None
         own._pixels = observation.n_examples * math.prod(observation.image_shape)
         return own
 
+    def observed(self, observation: Observation) -> ObservedUpdate:
+        noise, _ = noise_of(observation, self.family)
+        seen = super().observed(observation)
+        return seen if noise is None else seen._replace(expected=expected_log_likelihood(seen.update, noise))
+
     def __call__(self, candidate: Update, target: ObservedUpdate) -> Tensor:
-        loss = -log_likelihood(candidate, target.update, self._known, self.family)
-        if self._estimated is not None:
-            loss = loss + expected_log_likelihood(target.update, self._estimated)
+        loss = target.expected - log_likelihood(candidate, target.update, self._known, self.family)
         # float64 up to here: two sums over all coordinates nearly cancel
         return (loss / self._pixels).to(next(iter(target.update.values())).dtype)

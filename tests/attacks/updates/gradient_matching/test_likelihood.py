@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.nn.functional import avg_pool2d
 
+from lit_recon.attacks.base import Execution
 from lit_recon.attacks.updates import Adam, GradientMatching, KnownLabels, Likelihood, Observed, TotalVariation
-from lit_recon.attacks.updates.gradient_matching.objectives import ObservedUpdate
+from lit_recon.attacks.updates.gradient_matching.matching import Matching
 from lit_recon.clients import Client
 from lit_recon.defenses import DPSGD, Defense, GaussianNoise, LaplaceNoise, OptimalGradientNoise
 from lit_recon.errors import ConfigError, ThreatModelError
@@ -32,7 +35,7 @@ def observed(defense: Defense, known: bool = True, double: bool = False) -> Obse
 def test_truth_is_about_zero_nats_per_pixel(defense: Defense, known: bool) -> None:
     seen = observed(defense, known, double=True)
     objective = Likelihood("laplace" if isinstance(defense, LaplaceNoise) else "gaussian").for_victims(seen)
-    target, size = ObservedUpdate.of(seen.update), sum(value.numel() for value in seen.update.values())
+    target, size = objective.observed(seen), sum(value.numel() for value in seen.update.values())
 
     def loss(images: torch.Tensor) -> float:
         update = seen.operator(seen.weights, Batch(images, LABELS))
@@ -46,16 +49,28 @@ def test_truth_is_about_zero_nats_per_pixel(defense: Defense, known: bool) -> No
 
 
 def test_scale_and_family_of_a_known_defense_count() -> None:
-    ours = {"w": torch.zeros(32, 32)}
     for defense, expected in [(GaussianNoise(0.5), 0.5 * (4 - 1)), (LaplaceNoise(0.5), 2 - 1)]:
         seen = observed(defense)
         objective = Likelihood("laplace").for_victims(seen)
-        target = ObservedUpdate.of({"w": torch.ones(32, 32)})
+        ours = {name: torch.zeros_like(value) for name, value in seen.update.items()}
+        size = sum(value.numel() for value in ours.values())
+        target = objective.observed(replace(seen, update={name: value + 1 for name, value in ours.items()}))
         # every coordinate is two scales off: so many nats more than at the truth
-        assert float(objective(ours, target)) == pytest.approx(1024 * expected / IMAGES.numel(), rel=1e-6)
+        assert float(objective(ours, target)) == pytest.approx(size * expected / IMAGES.numel(), rel=1e-6)
         assert float(Observed(Likelihood()).for_victims(seen)(ours, target)) == pytest.approx(
-            1024 * expected / IMAGES.numel(), rel=1e-6
+            size * expected / IMAGES.numel(), rel=1e-6
         )
+
+
+@pytest.mark.parametrize("execution", ["loop", "vmap"])
+def test_an_unknown_scale_is_that_of_each_victim(execution: Execution) -> None:
+    seen = [observed(GaussianNoise(std), known=False, double=True) for std in (0.003, 0.03)]
+    images, labels = IMAGES.double()[None], LABELS[None]
+    alone = [float(Matching([one], Likelihood(), None)(images, labels, [0]).matching) for one in seen]
+    together = Matching(seen, Likelihood(), None, execution=execution)
+    found = together(images.expand(2, -1, -1, -1, -1), labels.expand(2, -1), [0, 1]).matching.tolist()
+    assert found == pytest.approx(alone, rel=1e-6)
+    assert [together.value(images[0], labels[0], number) for number in (0, 1)] == pytest.approx(alone, rel=1e-6)
 
 
 def test_no_density_no_likelihood() -> None:

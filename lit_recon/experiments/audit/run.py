@@ -37,6 +37,7 @@ from lit_recon.experiments.call import Call, RunSettings, check_range
 from lit_recon.experiments.configuration import SAME_RUN, allow_class_path, settings_parser
 from lit_recon.experiments.settings import ModelSettings
 from lit_recon.io.tensors import read_state
+from lit_recon.metrics.scores import match
 from lit_recon.models import public_model
 from lit_recon.models.classifiers.foreign import PublicModel, build_module
 from lit_recon.records import BatchNormMode, LayerStatistics, Loss, Normalization
@@ -56,7 +57,8 @@ class AuditSettings(RunSettings):
         before: state dict that the client began with (.safetensors, or .pt or .pth of tensors only).
         sent: what left the client, by the same names.
         form: what was sent; default: it is worked out.
-        truth: .safetensors file of the client's `images` (n, c, h, w) and `labels` (n,), to score what comes back.
+        truth: .safetensors file of the client's `images` (n, c, h, w), to score what comes back, and perhaps of its
+            `labels` (n,).
         batch_size: images that the client trained on, in all its steps together.
         steps: optimizer steps of the client, in all its epochs; default: 1.
         batches: parts of the images that the steps take in turn; default: 1, every step takes all images.
@@ -203,7 +205,7 @@ class _Case(NamedTuple):
 
     public: PublicModel
     found: Interpretation
-    truth: tuple[Tensor, Tensor] | None
+    truth: tuple[Tensor, Tensor | None] | None
     labels: Tensor | None
     given: str  # a hash of all that was given, but for the defense
 
@@ -239,8 +241,7 @@ def _prepared(
     public = public._replace(model=client.model)
     n, truth = found.known.batch_size or 1, None
     if "images" in recorded.truth:
-        none = torch.zeros(len(recorded.truth["images"]), dtype=torch.int64)
-        truth = checked_truth(recorded.truth["images"], recorded.truth.get("labels", none), n, public.image_shape)
+        truth = checked_truth(recorded.truth["images"], recorded.truth.get("labels"), n, public.image_shape)
     known = None if labels is None else torch.as_tensor(labels).long()
     if known is not None and tuple(known.shape) != (n,):
         shape = tuple(known.shape)
@@ -295,10 +296,13 @@ def _audited(
         ):
             findings.append(Finding("open", _NOTHING_TO_STOP))
         elif protection_minutes:
+            images, labels = (part.cpu() for part in (chosen.found.images, chosen.found.labels))
+            if truth is not None:  # and where its labels are not given, those that came back with its images
+                images, labels = truth[0], labels[match(images, truth[0])] if truth[1] is None else truth[1]
             protection = measure_protection(
                 seen,
-                chosen.found.images.cpu() if truth is None else truth[0],
-                chosen.found.labels.cpu() if truth is None else truth[1],
+                images,
+                labels,
                 [one.name for one in outcomes if one.found is not None or one.untried],
                 protection_minutes,
                 None if folder is None else folder / "protection",

@@ -44,7 +44,7 @@ class AuditResult:
         outcomes: of all attacks, in the order of their cost.
         protection: what defenses of the update would have changed.
         n_images: that the client trained on.
-        truth: its images `(n, c, h, w)` and labels `(n,)`, if they were given; used only after the attacks.
+        truth: its images `(n, c, h, w)` and, if they were given, labels `(n,)`; used only after the attacks.
         settings: of the run, for the report.
     """
 
@@ -52,7 +52,7 @@ class AuditResult:
     outcomes: Sequence[Outcome]
     protection: Sequence[Protected]
     n_images: int
-    truth: tuple[Tensor, Tensor] | None = None
+    truth: tuple[Tensor, Tensor | None] | None = None
     settings: Mapping[str, object] = field(default_factory=dict)
 
     @property
@@ -82,9 +82,10 @@ class AuditResult:
         """Scores by the name of the attack; empty without truth."""
         if self.truth is None:
             return {}
-        metrics, (images, labels) = metrics_of(["rmse"]), self.truth
+        metrics, images = metrics_of(["rmse"]), self.truth[0]
         found = {one.name: one.found for one in self.outcomes if one.found is not None}
-        return {name: score_batch(own.images, images, own.labels, labels, metrics) for name, own in found.items()}
+        # of images alone: the labels do not matter
+        return {name: score_batch(own.images, images, own.labels, own.labels, metrics) for name, own in found.items()}
 
     def metrics(self) -> dict[str, Scalar]:
         """Entries of `metrics.json`."""
@@ -136,7 +137,8 @@ class AuditResult:
             if scores is not None:
                 tensors["rmse"] = scores.per_image["rmse"]
         if self.truth is not None:
-            tensors |= {"targets": self.truth[0].cpu(), "labels": self.truth[1].cpu()}
+            parts = zip(("targets", "labels"), self.truth, strict=True)
+            tensors |= {name: value.cpu() for name, value in parts if value is not None}
         if tensors:
             write_bytes(folder.reconstructions, save({name: value.contiguous() for name, value in tensors.items()}))
         write_text(folder.path / AUDIT_FILE, json.dumps(self._content(), indent=2, ensure_ascii=False) + "\n")
@@ -211,12 +213,15 @@ def agreement(seen: Observation, outcome: Outcome, scaled: bool = True) -> Findi
     )
 
 
-def checked_truth(images: Tensor, labels: Tensor, n: int, image_shape: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
-    """True images and labels of a client of `n` images; a ShapeError if they are not."""
-    if tuple(images.shape) != (n, *image_shape) or tuple(labels.shape) != (n,):
+def checked_truth(
+    images: Tensor, labels: Tensor | None, n: int, image_shape: tuple[int, int, int]
+) -> tuple[Tensor, Tensor | None]:
+    """True images and labels, if these are known, of a client of `n` images; a ShapeError if they are not."""
+    if tuple(images.shape) != (n, *image_shape) or (labels is not None and tuple(labels.shape) != (n,)):
+        told = "no labels" if labels is None else f"{tuple(labels.shape)}"
         raise ShapeError(
-            f"the true images must be {(n, *image_shape)} with one label each; got {tuple(images.shape)} and "
-            f"{tuple(labels.shape)}: give those of this update, or none"
+            f"the true images must be {(n, *image_shape)} with one label each, or none; got {tuple(images.shape)} and "
+            f"{told}: give those of this update, or none"
         )
     pixels = images.float() / 255 if images.dtype == torch.uint8 else images.float()
     if not ((pixels >= 0) & (pixels <= 1)).all():  # NaN neither
@@ -224,4 +229,4 @@ def checked_truth(images: Tensor, labels: Tensor, n: int, image_shape: tuple[int
             f"the true images must have pixels in [0, 1]; got {float(pixels.min()):.3g} to {float(pixels.max()):.3g}: "
             "undo their normalization"
         )
-    return pixels, labels.long()
+    return pixels, None if labels is None else labels.long()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 import lit_recon
@@ -25,6 +26,7 @@ from lit_recon.experiments.audit.run import AuditSettings
 from lit_recon.experiments.audit.score import AuditResult, agreement
 from lit_recon.models import Backbone, ConvNet, public_model
 from lit_recon.records import Normalization, Reconstruction
+from lit_recon.reporting.run_folder import RunFolder
 from lit_recon.reporting.writing import Scalar
 from tests.experiments.audit.updates import (
     NORMALIZATION,
@@ -66,6 +68,19 @@ def test_truth_serves_scores_only() -> None:
     assert without.images is not None
     torch.testing.assert_close(with_truth.images, without.images)
     assert without.metrics()["rmse"] is None
+
+
+def test_true_images_may_have_no_labels(tmp_path: Path) -> None:
+    recorded = update(mlp(), 1)
+    both, alone = (audited(1, one) for one in (recorded, replace(recorded, truth={"images": images(1)})))
+    assert both.truth is not None
+    assert both.truth[1] is not None
+    assert alone.truth is not None
+    assert alone.truth[1] is None
+    assert alone.metrics()["rmse"] == both.metrics()["rmse"]
+    for result, there in ((both, True), (alone, False)):
+        path = RunFolder(result.save(tmp_path / f"{there}").parent).reconstructions
+        assert ("labels" in load_file(path)) is there
 
 
 def test_a_wrong_learning_rate_shows_in_the_length_of_the_update() -> None:

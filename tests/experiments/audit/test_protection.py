@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import lit_recon
 from lit_recon.attacks.updates.gradient_matching.matching import update_distance
@@ -253,6 +253,17 @@ def test_nothing_is_stopped_where_nothing_had_come_back(
     assert {_outcome(one) for one in result._content()["protection"]} == ({words} if measured else set())
     text = result.save(tmp_path / "run").read_text(encoding="utf-8")
     assert ("Which defense would have changed what came back?" in text) is (words == "changed what came back")
+
+
+def test_true_images_without_labels_have_those_that_came_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = update(mlp(), 2)
+    came = Outcome("analytic", "", "", Reconstruction(images(2).flip(0), labels(2).flip(0), 0.0), distance=0.0)
+    monkeypatch.setattr(run, "run_attacks", lambda *_: [came])
+    given: list[Tensor] = []
+    monkeypatch.setattr(run, "measure_protection", lambda seen, *pair, **_: given.extend(pair[:2]) or [])
+    lit_recon.audit(mlp(), replace(recorded, truth={"images": images(2)}), SHAPE, NORMALIZATION, protection_minutes=1.0)
+    assert torch.equal(given[0], images(2))
+    assert torch.equal(given[1], labels(2))
 
 
 @pytest.mark.parametrize("certified", [1, 2])

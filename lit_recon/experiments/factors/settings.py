@@ -185,6 +185,11 @@ class FactorsSettings:
     def __post_init__(self) -> None:
         if not self.factors:
             raise ConfigError("a factor study needs at least one factor; got none: name one under `factors`")
+        if odd := [name for name in self.factors if name == "base" or not re.fullmatch(r"[\w. -]+", name)]:
+            raise ConfigError(
+                "factors give files their names, of letters, digits, spaces and _ . -, and none is base, as all are "
+                f"compared with that; got {odd[0]!r}: name it by its `title`, and choose another name"
+            )
         if unknown := sorted({*self.only} - {*self.factors}):
             raise ConfigError(f"only must name some of {', '.join(self.factors)}; got {', '.join(unknown)}")
         if len(set(self.seeds)) < len(self.seeds) or not self.seeded:

@@ -173,6 +173,8 @@ def test_a_factor_that_names_no_setting_is_refused(tmp_path: Path, factor: dict[
         (lambda: Factor(setting="seed", values=[1], seeds=[]), "one or more numbers"),
         (lambda: TransferSettings(way="scratch"), "the way `adapted` alone can"),
         (lambda: FactorsSettings(factors={}), "needs at least one factor"),
+        (lambda: FactorsSettings(factors={"base": Factor("seed", [1])}), "got 'base': name it by its `title`"),
+        (lambda: FactorsSettings(factors={"a/b": Factor("seed", [1])}), "got 'a/b': name it by its `title`"),
         (lambda: study(only=["rate", "seed"]), "only must name some of seed; got rate"),
         (lambda: study(seeds=[1, 1]), "seeds must differ"),
         (lambda: study(tried=0), "must be at least 1"),

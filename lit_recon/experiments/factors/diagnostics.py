@@ -279,7 +279,10 @@ def _seeds(factor: FactorResult, named: Sequence[tuple[str, FactorCellScores]]) 
     lines = Plot(*labels, series=series, x_ticks={words: index for index, (words, _) in enumerate(named)})
     pairs = [rank_correlation(a.errors, b.errors) for (_, a), (_, b) in combinations(named, 2)]
     correlations = [value for value in pairs if math.isfinite(value)]  # none of errors that are all equal
-    told = f"{fmean(correlations):.2f}" if correlations else ABSENT
+    told = "not defined, as all errors of a seed are equal"
+    if correlations:
+        told = f"{fmean(correlations):.2f} on average: 1 would mean that the same images are hard whatever the initial"
+        told += " weights"
     means = [fmean(cell.errors) for _, cell in named]
     low, high = (format_score("mse", value) for value in (min(means), max(means)))
     drawn = draw([boxes, lines], size=(4.3, 3.6))
@@ -287,7 +290,6 @@ def _seeds(factor: FactorResult, named: Sequence[tuple[str, FactorCellScores]]) 
         f"{factor.title}: the same target images",
         f"Errors of all target images under {len(named)} seeds, and of the first {followed} followed over the seeds. "
         f"Means lie between {low} and {high}; the rank correlation of the target images' errors between two seeds is "
-        f"{told} on average: 1 would mean that the same images are hard whatever the initial "
-        "weights.",
+        f"{told}.",
         [Picture(drawn, "Errors of the target images by seed", f"{factor.name}_targets.svg")],
     )

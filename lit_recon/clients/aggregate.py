@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from lit_recon.clients.local_steps import LocalSteps
 from lit_recon.defenses.release import mixing_layer
 from lit_recon.defenses.vectors import mean_update
 from lit_recon.errors import ConfigError
@@ -67,6 +68,12 @@ def one_client(operator: ForwardOperator) -> tuple[ForwardOperator, int]:
     if isinstance(operator, SecureAggregation):
         return operator.operator, operator.clients
     return operator, 1
+
+
+def several_steps(operator: ForwardOperator) -> LocalSteps | None:
+    """The rule of every single client behind an update rule, if it takes several steps."""
+    rule, _ = one_client(operator)
+    return rule if isinstance(rule, LocalSteps) and rule.steps > 1 else None
 
 
 def parts_of(observation: Observation) -> int:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from lit_recon.attacks.updates.feature_maps.convolutions import called_until
 from lit_recon.attacks.updates.gradient_matching.priors import relative_misfit
 from lit_recon.clients import LocalSteps
-from lit_recon.clients.aggregate import one_client
+from lit_recon.clients.aggregate import one_client, several_steps
 from lit_recon.clients.gradient import pure_copy, recording
 from lit_recon.defenses.release import mixing_layer
 from lit_recon.records import Batch, BatchNormMode, BatchStatistics, ForwardOperator, LayerStatistics, Observation
@@ -274,7 +274,7 @@ class Passes:
     ) -> None:
         rule, clients = one_client(observation.operator)
         batches = rule.batches if isinstance(rule, LocalSteps) else 1
-        self.local_steps = isinstance(rule, LocalSteps) and rule.steps > 1
+        self.local_steps = several_steps(observation.operator) is not None
         if near is not None and clients == 1 and isinstance(rule, LocalSteps):
             weights = rule.way(observation.weights, near)
         else:

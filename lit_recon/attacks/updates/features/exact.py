@@ -33,7 +33,7 @@ from lit_recon.attacks.updates.features.moments import moment_start, weight_span
 from lit_recon.attacks.updates.features.polish import MaskedEquations, Polished, masked_polish, polish
 from lit_recon.attacks.updates.features.starts import neuron_ica_start, null_vector_start
 from lit_recon.clients import LocalSteps
-from lit_recon.clients.aggregate import one_client
+from lit_recon.clients.aggregate import several_steps
 from lit_recon.errors import ConfigError, UnsupportedModelError
 from lit_recon.records import ForwardOperator, Update
 
@@ -213,7 +213,7 @@ class ExactRecovery(FeatureRecovery):
             return self._from_head(seen, entries)
         if entries.layer is None and entries.head is None:
             noise = gradient_noise(seen)
-            if noise is not None and _local_steps(operator) is None:
+            if noise is not None and (operator is None or several_steps(operator) is None):
                 return self._through_noise(seen, noise)
             return self._from_layer(seen, entries, operator)
         ways = [lambda: self._from_layer(seen, entries, operator)]
@@ -248,7 +248,7 @@ class ExactRecovery(FeatureRecovery):
                 f"({'; '.join(setting.notes)}): add 'neurons' to the starts"
             )
         tolerance = self.tolerance
-        if (steps := _local_steps(operator)) is not None:
+        if operator is not None and (steps := several_steps(operator)) is not None:
             alone = steps is operator  # and not behind secure aggregation
             if not alone or steps.batches > 1 or setting.everywhere is not None or not seen.has_head:
                 setting.notes.append(
@@ -336,12 +336,6 @@ class ExactRecovery(FeatureRecovery):
             labels=found.deltas.argmin(dim=1),
             notes=(f"noise of standard deviation {noise.layer:.1g} is in every entry; {explained}",),
         )
-
-
-def _local_steps(operator: ForwardOperator | None) -> LocalSteps | None:
-    """The rule of every single client, if it takes several steps."""
-    rule = None if operator is None else one_client(operator)[0]
-    return rule if isinstance(rule, LocalSteps) and rule.steps > 1 else None
 
 
 def _in_span(seen: LayerGradient, entries: ObservedEntries) -> _Setting:

@@ -22,8 +22,7 @@ from lit_recon.attacks.updates.linear_layer.first_layer import (
     to_inputs,
     to_pixels,
 )
-from lit_recon.clients import LocalSteps
-from lit_recon.clients.aggregate import one_client
+from lit_recon.clients.aggregate import several_steps
 from lit_recon.errors import ThreatModelError
 from lit_recon.models.classifiers.imprint import ImprintBlock, find_imprint
 from lit_recon.records import Observation, Reconstruction
@@ -69,7 +68,7 @@ class RobbingTheFed(LabelledAttack):
         functional, edges = exact(block.functional), exact(block.edges)
         sparse = block.activation == "hardtanh"
         hits = (separate_rows if sparse else step_rows)(layer.rows, seen.n_examples)
-        scales = _scales(hits, functional, edges, moving=_takes_steps(seen))
+        scales = _scales(hits, functional, edges, moving=several_steps(seen.operator) is not None)
         shape = (-1, *seen.image_shape)
         inputs = filled((hits.rows[:, :-1] / scales[:, None]).view(shape), hits.known[:, :-1].view(shape))
         if self.denoise:
@@ -141,12 +140,6 @@ def _explained(images: Tensor, classes: Tensor, name: str, block: ImprintBlock, 
     return cosines.clamp(min=0, max=1).square()
 
 
-def _takes_steps(seen: Observation) -> bool:
-    """Whether the client takes several steps, during which images move between bins."""
-    rule, _ = one_client(seen.operator)
-    return isinstance(rule, LocalSteps) and rule.steps > 1
-
-
 def _scales(hits: Hits, functional: Tensor, edges: Tensor, moving: bool = False) -> Tensor:
     """Factor with which each hit's image enters the gradient, `(j,)`: the bias gradient.
 
@@ -188,7 +181,7 @@ def _notes(found: int, kept: int, alone: int, n_bins: int, seen: Observation) ->
     n = seen.n_examples
     notes = [f"imprint: {found} of {n_bins} bins hit by {n} images"]
     # an image that moves between bins during local steps hits several
-    if n_bins > 1 and found <= n and not _takes_steps(seen):
+    if n_bins > 1 and found <= n and several_steps(seen.operator) is None:
         notes.append(f"imprint: at least {max(0, 2 * kept - n)} and at most {kept} images are alone in their bin")
     notes.append(f"imprint: {alone} decoded images explain their part of the gradient alone")
     if found > kept:

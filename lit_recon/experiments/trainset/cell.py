@@ -204,6 +204,9 @@ class _Work:
         test, cell, examples = self.run.settings.membership, self.run.cell, self.examples
         if test is None or not test.covers(cell.attack, cell.start):
             return [], []
+        if (parts := self.run.training.parts) > 1:
+            told = f"those of a training in {parts} parts would be in other parts"
+            return [], [f"Not tested whether training images show: without one of them, {told}."]
         n = min(test.tested, len(examples.labels))
         members = score.closest(examples.images, pools, examples.mean, n)
         others = score.closest(examples.others, pools, examples.mean, n)

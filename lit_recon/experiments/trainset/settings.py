@@ -212,6 +212,11 @@ class TrainsetSettings(PaperRunSettings):
                 "membership is tested against trainings without one image, of which a search that knows known.images="
                 f"{self.known.images} of them cannot be repeated: leave out membership or known.images"
             )
+        if test is not None and self.training.parts > 1:
+            raise ConfigError(
+                f"membership is tested against trainings without one image, which would have the others in other parts "
+                f"than training.parts={self.training.parts}: leave out membership or training.parts"
+            )
         if self.released is not None and (self.defenses or self.membership or self.seeds.trainings > 1):
             raise ConfigError(
                 "a model that was trained elsewhere is attacked as it is: leave out defenses, membership and "

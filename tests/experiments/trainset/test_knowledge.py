@@ -157,6 +157,22 @@ def test_inactive_neurons_certify_all_images(start: Callable[..., int], tmp_path
     assert group.mean("scores", "rmse").value < 1e-6  # 1e-14
 
 
+def test_members_are_not_tested_where_leaving_one_out_splits_the_others_anew(
+    start: Callable[..., int], tmp_path: Path
+) -> None:
+    small = {"small": {"class_path": "tests.experiments.trainset.attack.SmallAttack"}}
+    options = {"known": {}, "attacks": small, "membership": {"tested": 1}, "defenses": {"split": {"parts": 2}}}
+    assert start(**options) == 0
+    plain, split = (cell for group in TrainsetStudy.read(tmp_path / "run").groups for cell in group.cells)
+    assert len(plain["claims"]) == 2
+    assert split["claims"] == []
+    [note] = split["notes"]
+    assert note == (
+        "Not tested whether training images show: without one of them, those of a training in 2 parts would be in "
+        "other parts."
+    )
+
+
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [

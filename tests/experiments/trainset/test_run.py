@@ -234,6 +234,7 @@ def test_answers_of_a_study_with_other_starts_do_not_stay(start: Callable[..., i
         ({"defenses": {"other": {"stop": 0}}}, "defenses.other: "),
         ({"membership": {"starts": ["truth"]}}, "membership.starts must be among noise, mixture"),
         ({"known": {"images": 2}}, "leave out membership or known.images"),
+        ({"training": {"steps": 30, "parts": 2}}, "leave out membership or training.parts"),
         (REPEATED, "attacks.repeated, starts.noise, without one training image: RepeatedTraining needs to know all"),
         (REPEATED, "give 5 candidates; or leave the attack out of membership.attacks"),
         ({"candidates": 0}, "candidates must be at least 1"),

@@ -51,6 +51,7 @@ class InformedSplit:
         targets: images to reconstruct, one per released model.
         rest: images of the same source in no part; None if there are none.
         pretraining: training images of the released models' initial weights; None for random ones.
+        foreign: the shadow targets are of another source.
 
     Raises:
         ConfigError: an image is in two parts, `rest` aside, or a shadow label is none of the fixed set's classes.
@@ -62,6 +63,7 @@ class InformedSplit:
     targets: ImageSet
     rest: ImageSet | None = None
     pretraining: ImageSet | None = None
+    foreign: bool = False
 
     def __post_init__(self) -> None:
         parts = {"the fixed set": self.fixed, "the shadow targets": self.shadow, "the test targets": self.targets}
@@ -96,6 +98,19 @@ class InformedSplit:
     def others(self) -> list[ImageSet]:
         """The images in none of the three parts, for the nearest-neighbor oracle only."""
         return [part for part in (self.rest, self.pretraining) if part is not None]
+
+    @property
+    def unseen(self) -> ImageSet:
+        """Images of the source that no released model is trained on: the rest, or else the shadow targets.
+
+        A ConfigError where both are missing, as the shadow targets are of another source.
+        """
+        if self.rest is None and self.foreign:
+            raise ConfigError(
+                "accuracy is measured on images of the data in no part of the split, of which none is left, and the "
+                "shadow targets are of other data: lower split.fixed or split.targets"
+            )
+        return self.shadow if self.rest is None else self.rest
 
     def with_pretraining(self, n: int) -> InformedSplit:
         """The same with the last `n` images of the rest for pre-training; a ConfigError if the rest holds fewer."""
@@ -150,6 +165,7 @@ def draw_informed_split(
         else _foreign_shadows(images, shadow_source, settings),
         images.subset(targets, f"{source.name} targets"),
         images.subset(rest, f"{source.name} rest") if len(rest) else None,
+        foreign=shadow_source is not None,
     )
 
 

@@ -64,6 +64,16 @@ def test_a_whole_source_leaves_no_rest() -> None:
     assert draw_informed_split(Numbered(n=12), InformedSplitSettings(3, 4, 5, pool="all")).rest is None
 
 
+def test_unseen_images_are_of_the_same_source() -> None:
+    other = Numbered(first=100, classes=6)
+    for sizes, source, part in (((3, 4, 4), None, "rest"), ((3, 4, 5), None, "shadow"), ((3, 4, 8), other, "rest")):
+        split = draw_informed_split(Numbered(n=12), InformedSplitSettings(*sizes, pool="all"), source)
+        assert split.unseen is getattr(split, part)
+    split = draw_informed_split(Numbered(n=12), InformedSplitSettings(3, 4, 9, pool="all"), other)
+    with pytest.raises(ConfigError, match=r"none is left, .* of other data: lower split\.fixed"):
+        _ = split.unseen
+
+
 def test_no_target_is_in_both_pools() -> None:
     targets = {
         pool: {

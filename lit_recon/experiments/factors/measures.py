@@ -67,7 +67,7 @@ class Measures:
         tried = _first(self.split.targets, self.study.tried)
         own = plan.known.n_parameters
         weights = (plan.reference() + self._released.read(tried)).float()[:, -own:]  # the last of several snapshots
-        others = self.split.shadow if self.split.rest is None else self.split.rest
+        others = self.split.unseen
         # the last ones: more shadow targets take away the first
         test = others.subset(torch.arange(max(0, len(others) - self.study.test_images), len(others)))
         right, learned = accuracies(plan, weights, test), accuracies(plan, weights, self.split.fixed)
@@ -141,8 +141,9 @@ class Transfer:
                 f"transfer.shadows must be at most split.shadow={len(old.shadow)}; got {self.how.shadows}"
             )
         used = self.how.shadows or len(old.shadow)
-        spare = [old.fixed.images, old.rest.images[n:], old.shadow.images[used:]]
-        labels = [old.fixed.labels, old.rest.labels[n:], old.shadow.labels[used:]]
+        end = used if old.foreign else len(old.shadow)
+        spare = [old.fixed.images, old.rest.images[n:], old.shadow.images[used:end]]
+        labels = [old.fixed.labels, old.rest.labels[n:], old.shadow.labels[used:end]]
         rest = dataclasses.replace(old.rest, images=torch.cat(spare), labels=torch.cat(labels))
         fixed = old.rest.subset(torch.arange(n), f"{old.fixed.name}, another")
         return dataclasses.replace(old, fixed=fixed, shadow=_first(old.shadow, used), rest=rest)

@@ -55,6 +55,7 @@ class FactorCellRun:
         try:
             base, shadows, drawn, transfer = self._built(splits)
             split = drawn if transfer is None else transfer.split
+            assert len(split.unseen)  # for the accuracy
             plan = shadows.plan(split)
             base.access.describe(plan.network, drawn.shadow)
             plan.known.on("cpu")

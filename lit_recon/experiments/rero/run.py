@@ -46,8 +46,9 @@ def execute(arguments: ArgumentParser, values: Namespace) -> None:
             settings.reconstructor.bind(Background(plan, sizes=ShadowSizes.of(plan, len(split.shadow))))
         except LitReconError as error:
             raise ConfigError(f"{cell.title}: {error}") from error
+    # refuse now, not once all cells have run
+    assert len(split.unseen)
     if settings.sampled is not None:
-        # refuse now, not once all cells have run
         sampled_noise(settings.sampled, settings.budget, shadows.descent.steps)
     if not settings.overwrite:
         refuse_other_data(folder, {cell.folder: split.hash for cell in cells})

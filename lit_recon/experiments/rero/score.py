@@ -56,8 +56,7 @@ class CellEvaluator:
         self, settings: ReroSettings, shadows: ShadowSettings, split: InformedSplit, folder: RunFolder
     ) -> None:
         self.settings, self.shadows, self.split, self.folder = settings, shadows, split, folder
-        others = split.shadow if split.rest is None else split.rest
-        self.test = others.subset(torch.arange(min(settings.test_images, len(others))))
+        self.test = split.unseen.subset(torch.arange(min(settings.test_images, len(split.unseen))))
         images = [split.targets.pixels()]
         missing = settings.prior.samples - len(split.targets)
         if missing > 0 and split.rest is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,18 @@ from lit_recon.experiments.released_attack.settings import ReconnSettings, Shado
 from lit_recon.metrics import NearestPublic
 from lit_recon.reporting.record import read_metrics
 from lit_recon.reporting.run_folder import RunFolder
+
+
+def test_spare_shadow_targets_are_unseen_images_only_if_they_are_of_the_same_source() -> None:
+    shadows, how = ShadowSettings(split=InformedSplitSettings(20, 80, 6)), TransferSettings(30)
+    split = shadows.drawn()
+    for foreign, spare in ((False, 50), (True, 0)):
+        found = Transfer(how, ReconnSettings(), shadows, replace(split, foreign=foreign)).split
+        assert split.rest is not None
+        assert len(found.unseen) == len(split.rest) + spare
+        assert torch.equal(found.unseen.images[:20], split.fixed.images)
+        assert torch.equal(found.unseen.images[20 : len(split.rest)], split.rest.images[20:])
+        assert torch.equal(found.unseen.labels[len(split.rest) :], split.shadow.labels[30 : 30 + spare])
 
 
 def test_who_needs_the_training_is_told_it_or_refused(tmp_path: Path) -> None:

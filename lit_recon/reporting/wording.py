@@ -22,6 +22,16 @@ def measure_of(key: str, record: RunRecord | None = None) -> Measure:
     return stated or MEASURES.get(key) or Measure(key, key.replace("_", " ").capitalize())
 
 
+def strength_in_words(value: float) -> str:
+    """A strength, which no other has in the same words.
+
+    >>> strength_in_words(0.1), strength_in_words(2.0), strength_in_words(0.12345678)
+    ('0.1', '2', '0.12345678')
+    """
+    text = f"{value:g}"
+    return text if float(text) == value else repr(value).removesuffix(".0")
+
+
 def format_score(metric: str | Measure, value: float | None, unit: bool = True) -> str:
     r"""A value of a metric, or of the package's metric of that key; more decimals where it would round to zero.
 

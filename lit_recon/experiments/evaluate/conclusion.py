@@ -8,7 +8,7 @@ from typing import Any
 
 from lit_recon.experiments.evaluate.comparison import DefenseComparison
 from lit_recon.experiments.evaluate.equal_utility import rows_under
-from lit_recon.reporting.wording import percent, short
+from lit_recon.reporting.wording import percent, short, strength_in_words
 
 Row = Mapping[str, Any]
 
@@ -36,7 +36,8 @@ class GridNames:
         if None in strengths:
             return "no defense"
         every = [*strengths] == [*self.strengths[defense]]
-        return self.defenses[defense] + ("" if every else f" {listed(f'{value:g}' for value in strengths)}")
+        words = listed(strength_in_words(value) for value in strengths if value is not None)
+        return self.defenses[defense] + ("" if every else f" {words}")
 
 
 def listed(words: Iterable[str]) -> str:

@@ -16,7 +16,7 @@ from lit_recon.experiments.evaluate.settings import DefenseFamily, EvaluateSetti
 from lit_recon.metrics import DEFAULT_METRICS, metrics_of
 from lit_recon.modules.generator import GENERATOR_FILE
 from lit_recon.reporting.provenance import read_settings
-from lit_recon.reporting.wording import measure_of
+from lit_recon.reporting.wording import measure_of, strength_in_words
 
 _COMMANDS = {
     "attack": Subcommand("attack.py run", "lit_recon.experiments.update_attack.run"),
@@ -57,7 +57,7 @@ class GridCell:
         """The cell in words."""
         if self.kind == "generator":
             return f"generator {Path(self.folder).name.rpartition('-')[0]}"
-        defense = self.defense if self.strength is None else f"{self.defense} {self.strength:g}"
+        defense = self.defense if self.strength is None else f"{self.defense} {strength_in_words(self.strength)}"
         if self.kind == "utility":
             return f"training under {defense}{repetition_in_words(self.repetition)}"
         known = " (defense unknown)" if self.aware is False else ""
@@ -302,7 +302,7 @@ def _attack(entrant: _Entrant, row: _Row, size: int, grid: EvaluateSettings) -> 
 
 
 def _name(row: _Row | GridCell) -> str:
-    return row.defense if row.strength is None else f"{row.defense}_{row.strength:g}"
+    return row.defense if row.strength is None else f"{row.defense}_{strength_in_words(row.strength)}"
 
 
 def _folder(place: str, settings: Mapping[str, Any], generator: str = "") -> str:

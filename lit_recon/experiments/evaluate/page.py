@@ -27,7 +27,7 @@ from lit_recon.io.files import write_bytes, write_text
 from lit_recon.reporting.pages import Page, Panel, Picture
 from lit_recon.reporting.plots import COLOURS, MARKS, Plot, Series, draw
 from lit_recon.reporting.provenance import environment
-from lit_recon.reporting.wording import MISSING, format_score
+from lit_recon.reporting.wording import MISSING, format_score, strength_in_words
 from lit_recon.reporting.writing import Scalar, csv_text, write_metrics
 
 
@@ -236,7 +236,7 @@ def _cost_plot(evaluation: Evaluation, size: int, side: Side) -> Plot:
     for index, (name, title) in enumerate({"": "no defense", **evaluation.defenses}.items()):
         own = [level for level in points if (level.defense == name if name else level.strength is None)]
         if own:
-            labels = [f"{level.strength:g}" for level in own if level.strength is not None]
+            labels = [strength_in_words(level.strength) for level in own if level.strength is not None]
             colour, marker = (COLOURS[index % 8 - 1], MARKS[index % 8 - 1]) if name else ("black", "o")
             line = "-" if name else ""
             series.append(
@@ -339,7 +339,7 @@ def _record(evaluation: Evaluation) -> dict[str, Scalar]:
             for level in levels(evaluation, size, side.barred):
                 place = f"{level.defense}.b{size}"
                 if level.strength is not None:
-                    place = f"{level.defense}_{level.strength:g}.b{size}"
+                    place = f"{level.defense}_{strength_in_words(level.strength)}.b{size}"
                 record[f"strongest{suffix}.{place}"] = level.strongest.attack if level.strongest else None
                 record[f"stops{suffix}.{place}"] = level.stops
     return record

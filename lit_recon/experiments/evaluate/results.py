@@ -15,7 +15,7 @@ from lit_recon.metrics.aggregate import recorded_error, recorded_mean
 from lit_recon.reporting.provenance import read_settings
 from lit_recon.reporting.record import read_json, read_measures, read_metrics, read_victims
 from lit_recon.reporting.run_folder import RunFolder
-from lit_recon.reporting.wording import format_score, measure_of
+from lit_recon.reporting.wording import format_score, measure_of, strength_in_words
 from lit_recon.reporting.writing import Scalar
 
 #: Name of the cells without a defense.
@@ -242,7 +242,7 @@ class Evaluation:
         """A defense and its strength in words."""
         if strength is None:
             return "no defense"
-        return f"{self.defenses.get(defense, defense)} {strength:g}"
+        return f"{self.defenses.get(defense, defense)} {strength_in_words(strength)}"
 
     def attack_title(self, cell: CellResult) -> str:
         """An attack in words, with its server, what it knows of the batch and the defense, and its own network."""

@@ -14,6 +14,7 @@ from lit_recon.experiments.evaluate.results import NO_DEFENSE, LeakageMetric
 from lit_recon.experiments.settings import BoundSettings, UpdateSettings
 from lit_recon.metrics import metrics_of
 from lit_recon.records import Knowledge
+from lit_recon.reporting.wording import strength_in_words
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,9 @@ class EvaluateSettings(UpdateSettings):
             raise ConfigError(f"batch_sizes must be different numbers of at least 1; got {self.batch_sizes}")
         check_range({"max_accuracy_drops": self.max_accuracy_drops}, 0, 1)
         check_range({"utility_seeds": self.utility_seeds}, 1)
-        strengths = [f"{name}_{value:g}" for name, family in self.defenses.items() for value in family.values]
+        strengths = [
+            f"{name}_{strength_in_words(value)}" for name, family in self.defenses.items() for value in family.values
+        ]
         named = {
             "only": (self.only, [NO_DEFENSE, *self.defenses, *strengths]),
             "without": (self.without, [*self.attacks]),

@@ -21,6 +21,7 @@ from lit_recon.reporting.wording import (
     measure_of,
     percent,
     short,
+    strength_in_words,
 )
 
 #: Further columns of the CSV file, and the keys of their values in an attack's record.
@@ -304,7 +305,7 @@ def _protection(evaluation: Evaluation, own: Protection, top: Protection | None)
 
 def strengths_in_words(own: Protection) -> str:
     """The strengths that a protection is at, or between."""
-    return " to ".join("no defense" if value is None else f"{value:g}" for value in own.strengths)
+    return " to ".join("no defense" if value is None else strength_in_words(value) for value in own.strengths)
 
 
 def reason_of_absence(strength: float | None, unknown: bool) -> str:

@@ -14,7 +14,7 @@ from lit_recon.io.files import write_bytes, write_text
 from lit_recon.reporting.pages import Page, Panel, Picture
 from lit_recon.reporting.plots import COLOURS, MARKS, Plot, Series, draw
 from lit_recon.reporting.provenance import environment
-from lit_recon.reporting.wording import ABSENT, short
+from lit_recon.reporting.wording import ABSENT, short, strength_in_words
 
 #: Bounds whose slopes are shown, in words.
 _SLOPES = {"unit_norm": "Cramér-Rao bound", "relaxed": "relaxed bound"}
@@ -160,7 +160,7 @@ def _defenses(study: Study) -> Panel:
         header=["Defense", "Bound", "Over no defense", "Order", "van Trees", *study.attacks.values()],
         rows=[
             [
-                f"{family['title']} {cell.strength:g}",
+                f"{family['title']} {strength_in_words(cell.strength)}",
                 short(cell.bound("unit_norm"), 2),
                 _times(cell.bound("unit_norm") / study.base.bound("unit_norm")),
                 _predicted(str(family["rate"]), cell),
@@ -169,6 +169,7 @@ def _defenses(study: Study) -> Panel:
             ]
             for name, family in study.defenses.items()
             for cell in study.strengths(name)
+            if cell.strength is not None
         ],
         note="An attack far above the bound is no evidence for the defense: a better attack may exist. Masks and "
         "variances are taken as fixed; what the choice of coordinates by magnitude reveals is not part of these "
@@ -244,7 +245,9 @@ def _cells(study: Study) -> Panel:
         header=["Defense", *SYMBOLS.values(), "Cramér-Rao", "norms known", "van Trees", *titles],
         rows=[
             [
-                study.defenses[cell.defense]["title"] + f" {cell.strength:g}" if cell.strength is not None else "none",
+                study.defenses[cell.defense]["title"] + f" {strength_in_words(cell.strength)}"
+                if cell.strength is not None
+                else "none",
                 *(f"{cell.sizes[axis]:g}" for axis in SYMBOLS),
                 *(short(value, 2) for value in (cell.bound("exact"), cell.bound("unit_norm"), cell.van_trees)),
                 *(short(cell.error(name), 2) + (" (below)" if (id(cell), name) in below else "") for name in names),

@@ -13,7 +13,7 @@ from lit_recon.errors import CorruptFileError, MissingDataError
 from lit_recon.metrics.aggregate import error_of_mean
 from lit_recon.reporting.provenance import read_settings
 from lit_recon.reporting.record import read_json
-from lit_recon.reporting.wording import short
+from lit_recon.reporting.wording import short, strength_in_words
 from lit_recon.reporting.writing import Scalar, csv_text
 
 #: The quantities that are varied, with the symbols of the theory.
@@ -171,7 +171,7 @@ class Study:
         record: dict[str, Scalar] = {"n_cells": len(self.cells), "n_compared": self.compared()}
         record["n_below_bound"] = len(self.below())
         for cell in self.cells:
-            defense = cell.defense if cell.strength is None else f"{cell.defense}_{cell.strength:g}"
+            defense = cell.defense if cell.strength is None else f"{cell.defense}_{strength_in_words(cell.strength)}"
             key = ".".join([defense, *(f"{symbol}{cell.sizes[axis]:g}" for axis, symbol in SYMBOLS.items())])
             bounds = {name: cell.bound(name) for name in cell.bounds}
             record |= {f"bound_{n}.{key}": bound if math.isfinite(bound) else None for n, bound in bounds.items()}

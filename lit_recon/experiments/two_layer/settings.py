@@ -14,6 +14,7 @@ from lit_recon.defenses import Defense
 from lit_recon.errors import ConfigError
 from lit_recon.experiments.call import PaperRunSettings, check_range
 from lit_recon.experiments.engine.pieces import settings_hash
+from lit_recon.reporting.wording import strength_in_words
 
 #: The quantities that a sweep may vary.
 AXES = ("d", "m", "batch", "noise")
@@ -173,13 +174,13 @@ class TwoLayerCell:
     @property
     def name(self) -> str:
         """Of the cell's folder."""
-        sizes, strength = self.sizes, "" if self.strength is None else f"_{self.strength:g}"
+        sizes, strength = self.sizes, "" if self.strength is None else f"_{strength_in_words(self.strength)}"
         return f"{self.defense}{strength}-d{sizes.d}-m{sizes.m}-b{sizes.batch}-s{sizes.noise:g}-{self.digest}"
 
     def describe(self) -> str:
         """A one-line description."""
         sizes = self.sizes
-        defense = "no defense" if self.strength is None else f"{self.defense} {self.strength:g}"
+        defense = "no defense" if self.strength is None else f"{self.defense} {strength_in_words(self.strength)}"
         return f"{defense}, d {sizes.d}, m {sizes.m}, B {sizes.batch}, s {sizes.noise:g}"
 
     def identity(self) -> dict[str, Any]:

@@ -212,6 +212,17 @@ def test_parts_and_repetitions_that_do_not_exist_are_refused(
         grid(attack, **settings)
 
 
+def test_strengths_that_are_close_have_words_of_their_own(attack: GridAttack) -> None:
+    close = [0.1234567, 0.1234568, 1e6, 1000001.0]
+    noise = DefenseFamily({"defense": {"class_path": "GaussianNoise"}}, "defense.init_args.std", close)
+    cells = grid(attack, defenses={"noise": noise})
+    attacked = [cell.describe() for cell in cells if cell.kind == "attack" and cell.strength is not None]
+    assert attacked == [f"noise {value}, some, batch 1" for value in ("0.1234567", "0.1234568", "1e+06", "1000001")]
+    only = ["noise_0.1234568"]
+    assert EvaluateSettings(attacks={"some": attack}, defenses={"noise": noise}, only=only).only == only
+    assert {cell.strength for cell in part_of(cells, only)} == {0.1234568}
+
+
 def test_utility_can_be_left_out(attack: GridAttack) -> None:
     assert all(cell.kind == "attack" for cell in grid(attack, utility=None))
 

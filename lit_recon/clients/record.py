@@ -47,7 +47,8 @@ class Circumstances:
     Args:
         batch_size: images that the client trained on, in all its steps together.
         steps: optimizer steps; with several, every step takes the next of `batches` equal parts of the images.
-        batches: parts that the images are divided into, each for one step at a time; 1: every step takes all images.
+        batches: parts of equal size that the images are divided into, each for one step at a time; 1: every step takes
+            all images.
         lr: learning rate; None: the update is in units of a gradient, or the rate is unknown.
         momentum, weight_decay: of SGD; Adam has no momentum.
         batch_norm: BatchNorm layers used running (`eval`) or batch statistics (`train`).
@@ -80,6 +81,12 @@ class Circumstances:
             raise ConfigError(
                 f"every part of the images is used, so steps must be at least batches, and both at least 1; got "
                 f"steps={self.steps} and batches={self.batches}"
+            )
+        if self.batch_size is not None and self.batch_size % self.batches:
+            raise ConfigError(
+                f"batch_size={self.batch_size} must be a multiple of batches={self.batches}, as the attacks simulate "
+                "steps on equal parts of the images: check both numbers, or record a client without an incomplete last "
+                "batch (drop_last)"
             )
         if self.lr is not None and not 0 < self.lr < float("inf"):
             raise ConfigError(f"lr must be a positive number; got {self.lr:g}")

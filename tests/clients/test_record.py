@@ -137,6 +137,7 @@ def test_parameters_without_gradient_are_left_out(tmp_path: Path) -> None:
         ({"batch_size": 0}, "batch_size must be at least 1 image; got 0"),
         ({"batches": 2}, "got steps=1 and batches=2"),
         ({"steps": 0, "batches": 0}, "got steps=0 and batches=0"),
+        ({"batch_size": 5, "steps": 2, "batches": 2}, "batch_size=5 must be a multiple of batches=2"),
         ({"lr": 0.0}, "lr must be a positive number; got 0"),
         ({"lr": float("inf")}, "lr must be a positive number; got inf"),
         ({"momentum": 1.0}, "momentum must be in .* got 1 and 0"),

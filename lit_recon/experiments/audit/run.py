@@ -224,12 +224,6 @@ def _prepared(
     defense: Defense | None,
 ) -> _Case:
     """Model, update, labels and truth, checked against each other."""
-    size, batches = recorded.known.batch_size, recorded.known.batches
-    if size is not None and size % batches:
-        raise ConfigError(
-            f"batch_size={size} must be a multiple of batches={batches}, as the attacks simulate steps on equal parts "
-            "of the images: check both numbers, or record a client without an incomplete last batch (drop_last)"
-        )
     model = copy.deepcopy(model).cpu().eval()  # where the tensors of the update are; it gets the weights before
     evidence = read_evidence(model, recorded)
     public = public_model(model, image_shape, normalization)

@@ -291,12 +291,17 @@ def test_settings_that_contradict_are_refused(tmp_path: Path) -> None:
         audited(2, replace(update(mlp(), 2), truth={"images": 4 * images(2)}))
 
 
-def test_batches_of_several_sizes_are_refused_before_any_attack(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_of_several_sizes_are_refused_before_any_attack(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """The attacks cannot simulate such steps, and each of them would say so after its time."""
     monkeypatch.setattr("lit_recon.experiments.audit.run.run_attacks", lambda *_: pytest.fail("an attack ran"))
     model = mlp()
     with pytest.raises(ConfigError, match="batch_size=5 must be a multiple of batches=2"):
         lit_recon.audit(model, update(model, 5, {"steps": 2, "batches": 2}), SHAPE, NORMALIZATION)
+    path = update(model, 5).save(tmp_path / "u.safetensors")
+    with pytest.raises(ConfigError, match="batch_size=5 must be a multiple of batches=2"):
+        AuditSettings(record=path, steps=2, batches=2).read()
 
 
 def test_settings_replace_what_a_file_states(tmp_path: Path) -> None:

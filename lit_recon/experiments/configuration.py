@@ -57,6 +57,7 @@ _PHRASES = [
         r"unknown option '\1'",
     ),
     (r" Given value type: .*? Given value:|\.? Got value:", "; got"),
+    (r"expected dict; got Namespace\(.*", r"""expected one mapping, such as '{"key": 1}', not options for its parts"""),
     (r"; got (?:Namespace|NestedArg)\(.*", ""),
     (r" - expected", " or"),
 ]

@@ -149,6 +149,10 @@ def test_help_names_the_commands(
         ),
         (UNION, "clients_per_batch: expected int or 'auto'; got x"),
         ("Subcommand 'run' does not accept option 'foo'", "unknown option 'foo'"),
+        (
+            "Parser key \"settings\":\n  Expected a <class 'dict'>. Got value: Namespace(trainer='5')",
+            """settings: expected one mapping, such as '{"key": 1}', not options for its parts""",
+        ),
         ("File does not exist: '/x'", "File does not exist: '/x'"),
         (
             "reconstructor: Expected a dot import path string: NeuralReconstructor",

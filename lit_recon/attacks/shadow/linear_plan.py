@@ -143,8 +143,9 @@ class LinearPlan:
     @property
     def description(self) -> dict[str, object]:
         used = asdict(self.response)
-        if not used["steps"]:
-            used.pop("steps")
+        for newer in ("steps", "rest"):  # stores from before have none
+            if not used[newer]:
+                used.pop(newer)
         if self._samples:
             used.pop("rank")
         response = {f"shadows.{key}": value for key, value in used.items()}
@@ -252,7 +253,8 @@ class LinearPlan:
 
     @cached_property
     def _path_response(self) -> PathResponse:
-        settings = ResponseSettings(self.response.rank, self.response.steps, self.response.hessian_images)
+        own = self.response
+        settings = ResponseSettings(own.rank, own.steps, own.hessian_images, own.rest)
         return PathResponse.of(self.exact.known, self.exact.initial_weights().to(self.exact.device), settings)
 
     @cached_property

@@ -167,6 +167,8 @@ class LinearResponse:
             estimated; twice as many take twice the time and halve the error.
         steps: for networks other than MLPs: number of steps of the training at which gradients of own images are
             computed, see `PathResponse`; 0: at every step, with the change of the fixed set's gradient.
+        rest: with `steps`: of the `hessian_images`, on which what the Hessian has beyond its Gauss-Newton part is
+            estimated, see `PathResponse`; it takes most of the time; 0: it is left out.
         sample: models that are also trained exactly, to measure the error.
         tolerance: largest median relative error of the sample's differences at which the approximation is used.
     """
@@ -176,8 +178,14 @@ class LinearResponse:
     sample: int = 32
     tolerance: float = 0.4
     steps: int = 0
+    rest: int = 0
 
     def __post_init__(self) -> None:
+        if not 0 <= self.rest <= self.hessian_images or (self.rest and not self.steps):
+            raise ConfigError(
+                f"linear.rest must be from 0 to linear.hessian_images={self.hessian_images}, and needs linear.steps; "
+                f"got {self.rest} with linear.steps={self.steps}"
+            )
         if self.steps < 0 or self.steps == 1:
             raise ConfigError(f"linear.steps must be 0, or at least 2; got {self.steps}")
         if self.rank < 1 or self.hessian_images < 1 or self.sample < 2:

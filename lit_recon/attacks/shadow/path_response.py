@@ -6,8 +6,8 @@ are `theta_t`, by
     v <- momentum v + (n H_t delta + g(theta_t)) / (n + 1),    delta <- delta - lr v,
 
 where `g` is the gradient of the model's own image, and `H_t` the Hessian of the fixed set's mean loss. The last
-difference is linear in the gradients. Of `H_t` the Gauss-Newton part in its `r` leading directions, the columns of `U`,
-is kept:
+difference is linear in the gradients. `H_t` is kept in `r` directions, the columns of `U`, in which its Gauss-Newton
+part is largest: that part, and on request the rest, which takes longer:
 
     delta = sum_t (U F_t U^T - w_t (1 - U U^T)) g(theta_t)
 
@@ -27,7 +27,7 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vjp, vmap
+from torch.func import functional_call, grad, jvp, vjp, vmap
 
 from lit_recon.attacks.shadow.engine import full_batch_path
 from lit_recon.attacks.shadow.training import GradientDescent, KnownTraining, cross_entropy, full_precision, unflatten
@@ -40,6 +40,8 @@ _MORE, _ITERATIONS = 50, 2
 _EARLIER = 1.5
 #: Memory in bytes of the rows of Gauss-Newton matrices that are held at a time.
 _ROWS_BYTES = 128 * 2**20
+#: Images and directions of products with Hessians that are computed together.
+_PIECE, _TOGETHER = 250, 16
 
 
 @dataclass(frozen=True)
@@ -50,15 +52,19 @@ class ResponseSettings:
         rank: leading directions of the fixed set's curvature; all if there are fewer.
         steps: of the reference's path at which gradients and curvature are computed.
         images: of the fixed set, that the curvature is estimated on.
+        rest: of these, on which what the Hessian has beyond its Gauss-Newton part is estimated; 0: it is left out.
     """
 
     rank: int = 300
     steps: int = 11
     images: int = 1_000
+    rest: int = 0
 
     def __post_init__(self) -> None:
-        if min(self.rank, self.images, self.steps - 1) < 1:
-            raise ConfigError(f"rank and images must be at least 1 and steps at least 2; got {self}")
+        if min(self.rank, self.images, self.steps - 1, self.rest + 1) < 1 or self.rest > self.images:
+            raise ConfigError(
+                f"rank and images must be at least 1, steps at least 2 and rest from 0 to images; got {self}"
+            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,13 +84,19 @@ class PathResponse:
         steps = spread_steps(n_steps, settings.steps)
         shares = interpolation(steps, n_steps).to(initial)
         order = torch.randperm(len(known.images), generator=seeded_generator(0, "curvature"))
-        sample = known.images[order[: settings.images].to(initial.device)]
+        numbers = order[: settings.images].to(initial.device)
+        sample, labels = known.images[numbers], known.labels[numbers]
         with full_precision(), torch.no_grad():
             kept_steps = set(steps.tolist())
             path = full_batch_path(known, initial)
             weights = torch.stack([at for step, at in enumerate(path) if step in kept_steps])
             directions = leading_directions(known.network, weights, sample, settings.rank)
             curvature = [_projected(known.network, at, sample, directions) for at in weights]
+            if settings.rest:
+                some, few = sample[: settings.rest], labels[: settings.rest]
+                for own, at in zip(curvature, weights, strict=True):
+                    own += _hessian(known.network, at, some, few, directions)
+                    own -= _projected(known.network, at, some, directions)
             response = _backwards(known.descent, len(known.images), torch.stack(curvature), shares)
         kept = known.descent.momentum
         sums = torch.tensor([(1 - kept ** (n_steps - step)) / (1 - kept) for step in range(n_steps)])
@@ -186,6 +198,26 @@ def _projected(network: nn.Module, weights: Tensor, images: Tensor, directions: 
         inside = rows @ directions
         total += inside.T @ inside
     return total / len(images)
+
+
+def _hessian(network: nn.Module, weights: Tensor, images: Tensor, labels: Tensor, directions: Tensor) -> Tensor:
+    """Hessian `(r, r)` of the mean cross-entropy in directions `(p, r)`."""
+    total = directions.new_zeros(directions.shape[1], directions.shape[1])
+    for some, few in zip(images.split(_PIECE), labels.split(_PIECE), strict=True):
+        product = vmap(partial(_hessian_product, network, weights, some, few))
+        total += torch.cat([product(each) for each in directions.T.split(_TOGETHER)]) @ directions
+    return (total + total.T) / (2 * len(images))
+
+
+def _hessian_product(network: nn.Module, weights: Tensor, images: Tensor, labels: Tensor, direction: Tensor) -> Tensor:
+    """The Hessian of the cross-entropy, summed over images, times a direction `(p,)`."""
+
+    def gradient(weights: Tensor) -> Tensor:
+        found: Tensor = grad(partial(cross_entropy, network, reduction="sum"))(weights, images, labels)
+        return found
+
+    found: Tensor = jvp(gradient, (weights,), (direction,))[1]
+    return found
 
 
 def _rows(network: nn.Module, weights: Tensor, images: Tensor) -> Iterator[Tensor]:

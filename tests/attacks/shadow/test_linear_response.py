@@ -130,6 +130,8 @@ def test_what_does_not_fit_or_diverges_is_refused() -> None:
         ({"sample": 1}, "linear.sample at least 2"),
         ({"tolerance": 0.0}, "above 0 and at most 1; got 0.0"),
         ({"tolerance": 1.5}, "above 0 and at most 1; got 1.5"),
+        ({"rest": 5}, "needs linear.steps; got 5 with linear.steps=0"),
+        ({"rest": 9, "steps": 3, "hessian_images": 8}, "from 0 to linear.hessian_images=8"),
     ):
         with pytest.raises(ConfigError, match=named):
             LinearResponse(**wrong)

@@ -91,6 +91,15 @@ def test_it_is_the_derivative_of_the_training_where_gauss_newton_is_the_hessian(
     torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-12)
 
 
+def test_with_the_rest_of_the_hessian_it_is_the_derivative_of_any_training() -> None:
+    known, initial = training(convolutional(), lr=0.02)
+    expected = torch.stack([derivative(known, initial, *each) for each in zip(*own(), strict=True)])
+    found = PathResponse.of(known, initial, dataclasses.replace(EXACT, rest=1_000))(*own())
+    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-12)
+    without = PathResponse.of(known, initial, EXACT)(*own())
+    assert (without - expected).norm() > 0.03 * expected.norm()  # 0.097
+
+
 def test_gradients_between_the_steps_are_interpolated() -> None:
     """Errors with 3, 5 and 9 of 40 steps: 0.081, 0.037 and 0.0084."""
     known, initial = training(linear(), steps=40)
@@ -177,23 +186,25 @@ def test_the_weights_are_those_of_the_reference_at_these_steps() -> None:
     torch.testing.assert_close(response.weights, path[spread_steps(20, 4)])
 
 
-@pytest.mark.parametrize("wrong", [{"rank": 0}, {"steps": 1}, {"images": 0}])
+@pytest.mark.parametrize("wrong", [{"rank": 0}, {"steps": 1}, {"images": 0}, {"rest": -1}, {"images": 5, "rest": 6}])
 def test_numbers_out_of_range_are_refused(wrong: dict[str, int]) -> None:
-    with pytest.raises(ConfigError, match="rank and images must be at least 1 and steps at least 2"):
+    with pytest.raises(ConfigError, match="rank and images must be at least 1, steps at least 2 and rest from 0"):
         ResponseSettings(**wrong)
 
 
-def test_a_plan_of_a_convolutional_network_stores_what_is_predicted(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rest", [0, 30])
+def test_a_plan_of_a_convolutional_network_stores_what_is_predicted(tmp_path: Path, rest: int) -> None:
     def images(n: int, seed: int) -> ImageSet:
         return random_images(n, seed, side=10)
 
     exact = ShadowPlan(ReleasedCNN((1, 10, 10), 4, hidden=3), images(60, 0), GradientDescent(steps=10, lr=0.02))
-    linear = LinearResponse(rank=50, hessian_images=60, sample=2, tolerance=0.5, steps=5)
+    linear = LinearResponse(rank=50, hessian_images=60, sample=2, tolerance=0.5, steps=5, rest=rest)
     plan, own_images = LinearPlan(exact, linear, "linear"), images(7, 1)
     assert plan.description["shadows.steps"] == 5
     assert plan.description["shadows.rank"] == 50
     store = filled_store(tmp_path, plan, own_images)
-    response = PathResponse.of(exact.known, exact.initial_weights(), ResponseSettings(50, 5, 60))
+    assert plan.description.get("shadows.rest", 0) == rest
+    response = PathResponse.of(exact.known, exact.initial_weights(), ResponseSettings(50, 5, 60, rest))
     torch.testing.assert_close(store.read(own_images), response(own_images.pixels(), own_images.labels).detach())
     assert plan.measured(tmp_path).median < 0.3
     assert "7 of the 7 shadow models were made by linear response" in plan.notes(tmp_path, 7)[0]

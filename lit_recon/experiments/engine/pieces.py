@@ -149,15 +149,24 @@ class Subcommand:
     module: str
 
     def values(self, settings: Mapping[str, Any]) -> Namespace:
-        """The settings as the command reads them; a ConfigError for unknown ones and values of the wrong type."""
+        """The settings as the command reads them; a ConfigError for unknown ones and values of the wrong type.
+
+        The pieces of a study share most of their sections, such as `data` and `attack`: each is read once in a process.
+        """
+        known = _sections(self)
+        texts = {key: (key, repr(value)) for key, value in settings.items()}
+        new = {key: value for key, value in settings.items() if texts[key] not in known}
         try:
-            found: Namespace = _parser(self).parse_object(dict(settings))
+            found: Namespace = _parser(self).parse_object(new) if new else _defaults(self).clone()
         except LitReconError:
             raise
         except Exception as error:  # the parser's own, of several kinds
             raise ConfigError(readable(str(error))) from error
         found.pop("config", None)
-        return found
+        known.update({texts[key]: found[key] for key in new if key in found})
+        for key in settings.keys() - new.keys():
+            found[key] = known[texts[key]]
+        return found.clone()
 
     def canonical(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """The settings with all defaults, so that equal runs have equal settings; errors as for `values`."""
@@ -179,6 +188,17 @@ class Subcommand:
 def _parser(command: Subcommand) -> ArgumentParser:
     parser: ArgumentParser = importlib.import_module(command.module).parser(command.name)
     return parser
+
+
+@cache
+def _defaults(command: Subcommand) -> Namespace:
+    return _parser(command).parse_object({})
+
+
+@cache
+def _sections(command: Subcommand) -> dict[tuple[str, str], Any]:
+    """Sections of settings that the command has read: by name and text, what the parser made of them."""
+    return {}
 
 
 @dataclass(frozen=True)

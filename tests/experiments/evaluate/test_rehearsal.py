@@ -37,6 +37,7 @@ COMMON: dict[str, Any] = {
     "lpips": {"network": "none"},
     "seed": 0,
 }
+QUIET = ["--wandb.mode", "disabled"]
 
 
 def family(name: str, *values: float) -> DefenseFamily:
@@ -173,7 +174,7 @@ def test_a_grid_of_any_ranking_keeps_the_network_of_lpips(
     (tmp_path / "any.yaml").write_text("attack: {class_path: GradientMatching}")
     settings = {**COMMON, "lpips": {"network": "alex"}, "attacks": {"any": {"config": str(tmp_path / "any.yaml")}}}
     (tmp_path / "grid.yaml").write_text(yaml.safe_dump({**settings, "defenses": {}, "utility": None}))
-    command = ["evaluate", "--config", str(tmp_path / "grid.yaml"), "--out", str(tmp_path / "grid")]
+    command = ["evaluate", "--config", str(tmp_path / "grid.yaml"), "--out", str(tmp_path / "grid"), *QUIET]
     for others, words in (
         ([], "killed after its first cells"),
         (["--victims.n", "2"], "killed after its first cells"),  # other cells
@@ -206,7 +207,7 @@ def test_a_grid_does_not_go_on_with_other_images(tmp_path: Path, capsys: pytest.
     }
     settings["defenses"]["noise"]["settings"] = {"defense": {"class_path": "GaussianNoise"}}
     (tmp_path / "grid.yaml").write_text(yaml.safe_dump(settings))
-    command = ["evaluate", "--config", str(tmp_path / "grid.yaml"), "--out", str(tmp_path / "grid")]
+    command = ["evaluate", "--config", str(tmp_path / "grid.yaml"), "--out", str(tmp_path / "grid"), *QUIET]
     more = [*command, "--defenses.noise.values", "[0.1, 1.0]"]
     assert cli.attack(command) == 0
     draw(1)

@@ -83,6 +83,10 @@ class ReluNetwork:
         public = {**observation.parameters, **observation.buffers}
         self._public = {name: value.detach().cpu() for name, value in public.items()}
         self._double = {k: v.double() if v.is_floating_point() else v for k, v in self._public.items()}
+        self._model.cpu()
+        with torch.no_grad():  # thousands of calls in single precision need no weights handed over
+            for name, value in [*self._model.named_parameters(), *self._model.named_buffers()]:
+                value.copy_(self._public[name])
         self.features: Tensor | None = None
         self.given: dict[int, tuple[Tensor, Tensor]] = {}
         self._variable: dict[int, Tensor] = {}
@@ -143,8 +147,10 @@ class ReluNetwork:
     def __call__(self, images: Tensor) -> Tensor:
         """Logits; the outputs of ReLUs are in `relus` then, what the linear layer reads in `read`."""
         self._calls, self.relus = 0, []
-        public = self._double if images.dtype == torch.float64 else self._public
-        logits: Tensor = torch.func.functional_call(self._model, public, (images,))
+        if images.dtype == torch.float64:
+            logits: Tensor = torch.func.functional_call(self._model, self._double, (images,))
+        else:
+            logits = self._model(images)
         return logits
 
     def _found_steps(self, observation: Observation) -> list[Step]:

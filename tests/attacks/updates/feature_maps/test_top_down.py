@@ -130,7 +130,11 @@ def test_maps_are_found_from_a_tenth_of_the_gradient_and_a_gray_image(image: Ten
 
 @pytest.mark.usefixtures("small_maps")
 @pytest.mark.parametrize("number", [0, 1, -1])
-def test_a_convolution_without_gradient_is_passed_over(seen: Observation, number: int) -> None:
+def test_a_convolution_without_gradient_is_passed_over(
+    seen: Observation, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, few in (("_ROUNDS", 2), ("_ITERATIONS", 5)):  # how close the maps come does not matter here
+        monkeypatch.setattr(top_down, name, few)
     steps = searching(seen)[1].steps
     name = f"{steps[number].convolution.name}.weight"
     gone = replace(seen, update={**seen.update, name: torch.zeros_like(seen.update[name])})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import importlib
 import json
@@ -170,8 +171,13 @@ class Subcommand:
 
     def canonical(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """The settings with all defaults, so that equal runs have equal settings; errors as for `values`."""
-        found: dict[str, Any] = yaml.safe_load(_parser(self).dump(self.values(settings), skip_unset=False))
-        return {key: value for key, value in found.items() if key != "config"}
+        values, known = vars(self.values(settings)), _plain_sections(self)
+        texts = {key: (key, repr(settings[key]) if key in settings else None) for key in values}
+        new = Namespace({key: value for key, value in values.items() if texts[key] not in known})
+        if vars(new):
+            written = yaml.safe_load(_parser(self).dump(new, skip_unset=False, skip_validation=True))
+            known.update({texts[key]: written[key] for key in vars(new)})
+        return {key: copy.deepcopy(known[texts[key]]) for key in values}
 
     def built(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """The objects that the settings describe; errors as for `values`, and those of their constructors."""
@@ -198,6 +204,12 @@ def _defaults(command: Subcommand) -> Namespace:
 @cache
 def _sections(command: Subcommand) -> dict[tuple[str, str], Any]:
     """Sections of settings that the command has read: by name and text, what the parser made of them."""
+    return {}
+
+
+@cache
+def _plain_sections(command: Subcommand) -> dict[tuple[str, str | None], Any]:
+    """The same as `_sections`, with all defaults, as in a file; by name alone where a section is its default."""
     return {}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import yaml
 from jsonargparse import ArgumentParser, Namespace
 
 from lit_recon.errors import ConfigError
@@ -43,6 +44,18 @@ def test_settings_that_share_sections_are_read_as_if_alone(changed: dict[str, An
     assert command.values(settings) == alone(settings)
     fewer = {key: settings[key] for key in ("victims", "data")}
     assert command.values(fewer) == alone(fewer)
+
+
+@pytest.mark.parametrize("changed", OTHERS, ids=lambda changed: "-".join(changed) or "same")
+def test_settings_that_share_sections_are_completed_as_if_alone(changed: dict[str, Any]) -> None:
+    command = Subcommand("run", RUN)
+    command.canonical(SETTINGS)["data"]["class_path"] = "changed"
+    settings = {**SETTINGS, **changed}
+    whole = run.parser("run").dump(alone(settings), skip_unset=False)
+    expected = {key: value for key, value in yaml.safe_load(whole).items() if key != "config"}
+    found = command.canonical(settings)
+    assert found == expected
+    assert [*found] == [*expected]  # the order in which they are written to a file
 
 
 def test_a_section_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:

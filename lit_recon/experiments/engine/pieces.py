@@ -171,13 +171,14 @@ class Subcommand:
 
     def canonical(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """The settings with all defaults, so that equal runs have equal settings; errors as for `values`."""
-        values, known = vars(self.values(settings)), _plain_sections(self)
-        texts = {key: (key, repr(settings[key]) if key in settings else None) for key in values}
-        new = Namespace({key: value for key, value in values.items() if texts[key] not in known})
+        new, known = self.values(settings), _plain_sections(self)
+        texts = {key: (key, repr(settings[key]) if key in settings else None) for key in vars(new)}
+        for key in [key for key, text in texts.items() if text in known]:
+            new.pop(key)
         if vars(new):
             written = yaml.safe_load(_parser(self).dump(new, skip_unset=False, skip_validation=True))
             known.update({texts[key]: written[key] for key in vars(new)})
-        return {key: copy.deepcopy(known[texts[key]]) for key in values}
+        return {key: copy.deepcopy(known[text]) for key, text in texts.items()}
 
     def built(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """The objects that the settings describe; errors as for `values`, and those of their constructors."""
@@ -198,7 +199,8 @@ def _parser(command: Subcommand) -> ArgumentParser:
 
 @cache
 def _defaults(command: Subcommand) -> Namespace:
-    return _parser(command).parse_object({})
+    found: Namespace = _parser(command).parse_object({})
+    return found
 
 
 @cache

@@ -27,3 +27,6 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     """Every process that collects must give a test one name: pytest-xdist runs nothing otherwise."""
     if " at 0x" in item.nodeid:
         raise pytest.UsageError(f"{item.nodeid}: the name holds an address in memory; give the parameter an id")
+    if item.get_closest_marker("slow"):
+        # measuring coverage takes a quarter of their time, and quicker tests cover the same lines
+        item.add_marker("no_cover")

@@ -69,6 +69,7 @@ def commands_of(script: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Comma
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("page", "line"), command_lines())
 def test_every_command_line_is_read(page: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
@@ -91,6 +92,7 @@ def test_every_command_line_is_read(page: str, line: str, monkeypatch: pytest.Mo
                 instantiated(parser, resolved(parser, values, "nameless")[0] if "name" in values else values)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", sorted({page for page, _ in blocks("python")}))
 def test_python_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -100,6 +102,7 @@ def test_python_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             exec(compile(text, page, "exec"), names)
 
 
+@pytest.mark.slow
 def test_measured_numbers_are_those_of_the_records() -> None:
     """`python -m benchmarks.docs --write` replaces numbers; a number without a record needs a mark, or goes."""
     wrong = [f"{page.path.name}:{line}: {text}" for page in examine_pages(Figures()) for line, text in page.problems]

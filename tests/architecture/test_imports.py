@@ -36,6 +36,7 @@ def test_an_attack_needs_no_framework_around_it() -> None:
     assert not loaded(statement, *frameworks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "limit"), [("lit_recon.experiments.glm.run", 80), ("lit_recon.experiments.update_attack.run", 140)]
 )

@@ -43,6 +43,7 @@ def gradient(model: Backbone, image: Tensor, label: Tensor, bound: float) -> Ten
     return whole * (bound / whole.norm()).clamp(max=1.0)
 
 
+@pytest.mark.slow
 def test_bounds_are_those_of_a_dense_jacobian() -> None:
     torch.manual_seed(0)
     model = Backbone(Shallow(4, 16), 5, Normalization((0.5,) * 3, (0.25,) * 3)).eval()
@@ -66,6 +67,7 @@ def test_bounds_are_those_of_a_dense_jacobian() -> None:
         assert with_prior == pytest.approx(float(torch.linalg.inv(known).trace() / 48) ** 0.5, rel=0.02)
 
 
+@pytest.mark.slow
 def test_bounds_behind_optimal_noise_are_those_of_a_dense_jacobian() -> None:
     torch.manual_seed(0)
     model = Backbone(Shallow(4, 16), 5, Normalization((0.5,) * 3, (0.25,) * 3)).eval()
@@ -163,6 +165,7 @@ def test_updates_of_several_clients_are_those_of_batches(monkeypatch: pytest.Mon
     assert steps.operator.steps == batches.steps == batches.batches == 2
 
 
+@pytest.mark.slow
 def test_images_found_by_patches_are_followed_by_the_likelihood() -> None:
     torch.manual_seed(0)
     model = Backbone(Shallow(8, 64), 10, Normalization((0.5,) * 3, (0.25,) * 3)).eval()

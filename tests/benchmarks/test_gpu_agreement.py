@@ -17,6 +17,7 @@ from benchmarks.gpu.agreement import (
 from benchmarks.gpu.plan import Plan
 
 
+@pytest.mark.slow
 def test_every_form_agrees_with_float64(plan: Plan) -> None:
     rows = list(agreement(plan))
 
@@ -49,6 +50,7 @@ def test_distances_are_relative() -> None:
     assert distances({"update": torch.tensor([3.0, 4.5])}, exact)["update"] == pytest.approx(0.1)
 
 
+@pytest.mark.slow
 def test_rounding_of_candidates_moves_a_derivative_that_lies_at_a_kink(plan: Plan) -> None:
     """What docs/performance.md says of the ResNet-18; the ConvNet has no kink so near."""
     small, large = subjects(replace(plan, quick=False))

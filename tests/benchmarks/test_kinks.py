@@ -20,6 +20,7 @@ def test_pairs_have_one_label() -> None:
     assert pairs_of(torch.tensor([0, 1, 0, 0]), 1) == [(0, 2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("network", "shape", "known"), [("mlp", (1, 28, 28), 40), ("cnn", (3, 32, 32), 10)])
 def test_weights_change_by_their_derivative_where_steps_are_small(
     network: Network, shape: tuple[int, ...], known: int

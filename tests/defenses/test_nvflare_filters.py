@@ -157,6 +157,7 @@ def svt_shared(
     return shared
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replace", [True, False])
 @pytest.mark.parametrize(
     ("fraction", "epsilon", "tau", "lr"), [(0.4, 30.0, 0.7, 1.0), (0.25, 100.0, 1.05, 0.5), (0.6, 10.0, -0.2, 2.0)]

@@ -172,6 +172,7 @@ def test_at_the_papers_size_training_sets_are_attacked_as_in_the_paper(name: str
     assert (attack.subspace, attack.optimizer, attack.steps) == (False, "sgd", 50_000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", sorted((CONFIGS / "evaluate").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_cell_of_a_shipped_grid_is_valid(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, generator: Path

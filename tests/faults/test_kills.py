@@ -26,6 +26,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Undisturb
     return cache(lambda name: undisturbed(CASES[name], tmp_path_factory.mktemp("whole") / "place"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "name", "seed"),
     [

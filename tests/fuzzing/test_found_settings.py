@@ -15,6 +15,7 @@ from tests.fuzzing.payloads import CANARY, HARMFUL_YAML
 from tests.fuzzing.settings_files import _BOMB
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -62,6 +63,7 @@ def test_settings_that_cannot_be_read(tmp_path: Path, content: bytes | None) -> 
         read_settings(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", ["attack", "reconn", "train"])
 @pytest.mark.parametrize(
     "text", ["seed: 1\nseed: 2\n", "seed: !!bool x\n", "a: &a [*a]\n", "[" * 5000, _BOMB], ids=range(5)

@@ -20,6 +20,7 @@ def _no_log() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reader", READERS.values(), ids=lambda reader: reader.name.replace(" ", "_"))
 def test_every_input_is_read_or_refused(reader: Reader) -> None:
     ends: list[str] = []

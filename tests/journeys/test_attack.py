@@ -82,6 +82,7 @@ def test_the_page_stands_alone(run: Path) -> None:
     assert not re.findall(r'(?:src|href)="(?!data:|#)[^"]*"', page)
 
 
+@pytest.mark.slow
 def test_the_configuration_repeats_the_run(run: Path, attack: Callable[..., Any]) -> None:
     again = run.parent / "again"
     ended = attack("run", "--config", run / "config.yaml", "--out", again)
@@ -124,6 +125,7 @@ def test_processes_share_the_victims(run: Path, small: list[str], attack: Callab
     assert metrics[1]["processes"] == 2
 
 
+@pytest.mark.slow
 def test_results_do_not_depend_on_the_number_of_processes(
     run: Path, small: list[str], attack: Callable[..., Any], workplace: Path
 ) -> None:
@@ -160,6 +162,7 @@ def test_an_attack_without_steps_leaves_its_curve(attack: Callable[..., Any], wo
     assert [float(row["step"]) for row in rows] == [0.0, 1.0, 2.0]
 
 
+@pytest.mark.slow
 def test_bounds_are_computed_on_request(run: Path, attack: Callable[..., Any], small: list[str]) -> None:
     out = run.parent / "bounded"
     noise = ("--defense", "GaussianNoise", "--defense.std", "0.01")

@@ -248,6 +248,7 @@ def test_no_report_without_runs(
     assert expected in ended.err
 
 
+@pytest.mark.slow
 def test_the_real_script_shows_no_traceback(
     files: Path, small: list[str], script: Callable[..., subprocess.Popen[str]], workplace: Path
 ) -> None:

@@ -109,6 +109,7 @@ def test_a_finished_grid_is_not_touched(whole: Path, grid: Path, attack: Run) ->
     assert finished(whole) == before
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_gives_the_same_table_and_runs_nothing_twice(
     workplace: Path, grid: Path, whole: Path, script: Callable[..., subprocess.Popen[str]], attack: Run
 ) -> None:
@@ -160,6 +161,7 @@ def test_a_grid_grows_by_new_cells_and_by_those_that_failed(
     assert figures(folder) == figures(whole)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_cells_run_at_the_same_time_on_a_cluster(workplace: Path, grid: Path, whole: Path, attack: Run) -> None:
     pytest.importorskip("ray")
@@ -186,6 +188,7 @@ def test_torchrun_is_refused_and_the_cluster_is_named(
     assert not (workplace / "runs" / "bad").exists()
 
 
+@pytest.mark.slow
 def test_a_grid_in_parts_is_the_grid(workplace: Path, grid: Path, whole: Path, attack: Run) -> None:
     folder = workplace / "runs" / "tiny_parts"
     first = attack("evaluate", "--config", grid, "--out", folder, "--only", "[none, noise_0.1]")

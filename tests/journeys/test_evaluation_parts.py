@@ -21,6 +21,7 @@ def grid(workplace: Path) -> Path:
     return write_grid(workplace)
 
 
+@pytest.mark.slow
 def test_an_attack_that_does_not_apply_is_named_and_a_generator_is_trained(workplace: Path, attack: Run) -> None:
     generator = workplace / "drawer.yaml"
     small = {"latent_size": 2, "width": 1, "critic_width": 1, "epochs": 1, "n_shown": 2, "search_steps": 1}
@@ -51,6 +52,7 @@ def test_an_attack_that_does_not_apply_is_named_and_a_generator_is_trained(workp
     assert attack("evaluate", "--config", config, "--out", folder).code == 2  # finished, although a cell has no figures
 
 
+@pytest.mark.slow
 def test_attacks_can_be_judged_by_their_features(workplace: Path, attack: Run) -> None:
     wide = {"class_path": "WideFeatureLayer", "init_args": {"n_neurons": 128, "n_trained": 64, "activation": "gelu"}}
     features = {"init_args": {"recovery": {"class_path": "ExactRecovery"}}}
@@ -101,6 +103,7 @@ def network(hidden):
 """
 
 
+@pytest.mark.slow
 def test_a_metric_and_a_network_from_outside_the_package(
     workplace: Path, attack: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,6 +206,7 @@ def test_bad_grids_are_refused_before_anything_runs(
     assert not RunFolder(workplace / "runs" / "bad").path.exists()
 
 
+@pytest.mark.slow
 def test_a_defense_whose_training_is_impossible_is_attacked_without_a_cost(workplace: Path, attack: Run) -> None:
     """DP-SGD clips single gradients, which BatchNorm mixes in training, not in the attacked client."""
     convolutions = {"class_path": "ConvNet", "init_args": {"widths": [4], "norm": "batch"}}
@@ -238,6 +242,7 @@ def test_a_defense_whose_training_is_impossible_is_attacked_without_a_cost(workp
     assert (folder / "batches.csv").read_text().count("\n") == 1 + 2 * 2
 
 
+@pytest.mark.slow
 def test_a_finished_grid_goes_on_where_its_bounds_may_be_others(
     workplace: Path, attack: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -273,6 +278,7 @@ def test_a_finished_grid_goes_on_where_its_bounds_may_be_others(
     assert len(cells) == 2
 
 
+@pytest.mark.slow
 def test_the_page_of_a_finished_grid_is_written_anew_for_other_comparisons(workplace: Path, attack: Run) -> None:
     """Its cells are not run again, and it is left alone where nothing of the page has changed."""
     one = {"config": attack_file("demo_digits"), "settings": {"attack": {"init_args": {"steps": 2, "restarts": 1}}}}

@@ -118,6 +118,7 @@ def test_every_value_is_attacked_and_the_base_is_shared(folder: Path) -> None:
     assert metrics["mse.transfer.0, old"] == mse["transfer", "0 old"]
 
 
+@pytest.mark.slow
 def test_cells_are_runs_of_their_own(folder: Path) -> None:
     for row in rows(folder).values():
         cell = folder / row["folder"]
@@ -141,6 +142,7 @@ def test_cells_are_runs_of_their_own(folder: Path) -> None:
     assert (folder / "report.html").read_text(encoding="utf-8").count("<tr>") == before.count("<tr>")
 
 
+@pytest.mark.slow
 def test_a_finished_study_is_kept_and_grows(again: Run, folder: Path) -> None:
     code, _, err = again()
     assert code == 2

@@ -40,6 +40,7 @@ def test_a_torchvision_resnet(attack: Callable[..., Any], photos: list[str], wor
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["safetensors", "pth"])
 def test_a_timm_network_with_weights(
     ending: str, attack: Callable[..., Any], photos: list[str], workplace: Path

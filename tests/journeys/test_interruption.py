@@ -26,6 +26,7 @@ def wait_for(pattern: str, folder: Path, process: Running) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_killed_stopped_and_resumed(
     workplace: Path, small: list[str], script: Callable[..., subprocess.Popen[str]], attack: Callable[..., Any]
 ) -> None:
@@ -53,6 +54,7 @@ def test_killed_stopped_and_resumed(
         assert (broken / name).read_bytes() == (whole / name).read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("lost", [0, 1])
 def test_a_group_that_loses_a_process_ends_and_goes_on(

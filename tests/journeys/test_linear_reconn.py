@@ -31,6 +31,7 @@ def reconn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     return run
 
 
+@pytest.mark.slow
 def test_the_error_is_in_the_record_and_on_the_page(reconn: Reconn, tmp_path: Path) -> None:
     code, out, err = reconn(*LINEAR, "--out", "linear")
     assert code == 0, err

@@ -29,6 +29,7 @@ def metrics_of(folder: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_known_initial_weights_give_membership_away_and_unknown_ones_hide_it(
     reconn: Callable[..., Any], workplace: Path
 ) -> None:
@@ -61,6 +62,7 @@ def test_known_initial_weights_give_membership_away_and_unknown_ones_hide_it(
     np.testing.assert_array_equal(np.where(chosen, games["second"], games["first"]), tensors["targets"])
 
 
+@pytest.mark.slow
 def test_the_page_has_metrics_histograms_and_curves(reconn: Callable[..., Any], workplace: Path) -> None:
     folder = workplace / "runs" / "membership_digits"
     page = (folder / "report.html").read_text()
@@ -83,6 +85,7 @@ def test_the_page_has_metrics_histograms_and_curves(reconn: Callable[..., Any], 
         (folder / name).write_bytes(whole)
 
 
+@pytest.mark.slow
 def test_noise_is_part_of_the_record_and_of_the_page(reconn: Callable[..., Any], workplace: Path) -> None:
     few = ["--split.shadow", 20, "--split.targets", 20, "--descent.steps", 5, "--histogram.images", 1]
     few += ["--reconstructor", "KernelRidge"]

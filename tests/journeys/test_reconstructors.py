@@ -55,6 +55,7 @@ def figures(name: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_the_papers_setting_for_color_images(images: Path) -> None:
     quiet = {"reconstructor__perceptual__network": "none", "lpips__network": "none"}
     assert run("cifar10_paper", images, reconstructor__epochs=2, **quiet) == 0
@@ -107,6 +108,7 @@ def test_the_first_layer_and_retraining_go_together(images: Path) -> None:
     assert (Path("runs") / "mnist_small" / "config.yaml").read_text().count("FirstLayerRidge") == 1
 
 
+@pytest.mark.slow
 def test_a_convolutional_network_is_attacked_without_shadow_models(images: Path) -> None:
     """Real training of a few steps on random images."""
     coarse = '"response": {"rank": 20, "steps": 3}, "trainings": 6, "evaluations": 100'

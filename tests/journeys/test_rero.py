@@ -114,6 +114,7 @@ def test_the_page_says_what_was_found(folder: Path) -> None:
     assert (folder / "report.html").read_text(encoding="utf-8") == before
 
 
+@pytest.mark.slow
 def test_a_finished_study_is_kept_and_grows_by_budgets(rero: Run, folder: Path) -> None:
     code, _, err = rero()
     assert code == 2

@@ -78,6 +78,7 @@ def test_single_images_have_the_interval_of_a_plain_mean() -> None:
     assert score.record().keys() == {"rmse", "rmse_std", "rmse_low", "rmse_high"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("correlated", [0.0, 1.0])
 def test_the_interval_holds_however_alike_the_images_of_a_batch_are(correlated: float) -> None:
     """Of 1,000 runs of 12 batches of 4, some 950 intervals hold the true mean; 3.3 standard errors are 0.023."""

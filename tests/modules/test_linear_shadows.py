@@ -116,6 +116,7 @@ def test_an_error_beyond_the_tolerance_stops_linear_and_makes_mixed_exact(tmp_pa
     torch.testing.assert_close(mixed, exact, rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["linear", "mixed"])
 def test_a_store_is_the_same_after_any_interruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     plan = LinearPlan(EXACT, RESPONSE, kind)  # type: ignore[arg-type]

@@ -182,6 +182,7 @@ def test_full_batches_are_accounted_exactly_at_a_large_epsilon(tmp_path: Path) -
     assert utility["accountant"] == "closed form (Gaussian)"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [4, 6], ids=["epoch start", "mid-epoch"])
 def test_a_killed_training_ends_as_one_left_alone(step: int, tmp_path: Path) -> None:
     """Same weights bit for bit, same epsilon: the accountant's state is in the checkpoint."""

@@ -71,6 +71,7 @@ def test_a_config_read_back_opens_the_same_run(tmp_path: Path) -> None:
     assert RunFolder.open(tmp_path / "run", text).config.read_text() == text
 
 
+@pytest.mark.slow
 def test_a_killed_run_is_resumed_with_all_that_it_had_finished(tmp_path: Path) -> None:
     path = tmp_path / "run"
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}

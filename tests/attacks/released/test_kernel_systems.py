@@ -281,6 +281,7 @@ print(layout.direct, status_mib("VmHWM") - before, layout.n_bytes / 2**20)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of memory is read where Linux has it")
 @pytest.mark.parametrize(("memory_gib", "direct"), [(0.11, "True"), (0.065, "False")])

@@ -47,6 +47,7 @@ def error(found: Tensor, expected: Tensor) -> float:
     return float(((found - expected).norm(dim=1) / expected.norm(dim=1)).median())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("hidden", "activation"), [((6,), "elu"), ((6,), "tanh"), ((5, 4), "elu"), ((), "elu"), ((6,), "gelu")]
 )

@@ -107,6 +107,7 @@ def held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return gate
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_study_survives_the_loss_of_a_node(
     cluster: Any, held: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -146,6 +147,7 @@ def test_a_study_survives_the_loss_of_a_node(
     assert results(folder) == results(tmp_path / "here")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_an_interruption_lets_running_pieces_save_their_state(cluster: Any, tmp_path: Path) -> None:
     def work(folder: Path) -> str:
@@ -192,6 +194,7 @@ def silent() -> Iterator[str]:
         yield f"127.0.0.1:{server.getsockname()[1]}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "words"),
     [

@@ -226,6 +226,7 @@ def extremes(path: Path, to: Path) -> Path:
     return to
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*factors_*.yaml")), ids=lambda path: path.stem)
 def test_the_cells_of_a_shipped_study_can_work(
     path: Path, split: InformedSplit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -159,6 +159,7 @@ def test_several_seeds_are_averaged_with_their_own_spread(study: Path) -> None:
     assert Point("none", None, None, [cells["failed"]]).bounds == []
 
 
+@pytest.mark.slow
 def test_the_folder_holds_page_table_drawings_and_record(study: Path) -> None:
     page = write_page(study)
     text = page.read_text()

@@ -71,6 +71,7 @@ def test_who_adapts_a_reconstructor_holds_the_images_of_both_sets(tmp_path: Path
     assert [metrics[key] for key in ("n_shadow", "n_fixed_before", "n_shadow_before")] == [n, 20, 80]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [0, 30])
 def test_the_page_of_a_transfer_says_what_the_adversary_saw_and_how_its_models_were_made(
     tmp_path: Path, n: int

@@ -157,6 +157,7 @@ def test_progress_counts_every_training_to_the_end(
     assert all(total == done for total, done in totals.values())
 
 
+@pytest.mark.slow
 def test_wrong_labels_are_found_out(plan: ShadowPlan, split: InformedSplit, models: tuple[Tensor, Tensor]) -> None:
     shadow, truth = split.shadow, split.targets.labels[:8]
     misled = AndersonRetraining(steps=20, restarts=2).bind(Background(plan))

@@ -47,6 +47,7 @@ def fit(attack: NewtonRetraining, plan: ShadowPlan, state: Path | None = None) -
     return attack.bind(Background(plan, state)).fitted(*nothing)
 
 
+@pytest.mark.slow
 def test_what_is_certified_is_the_image_itself(plan: ShadowPlan, split: InformedSplit, released: Tensor) -> None:
     fitted = fit(NewtonRetraining(together=4), plan)
     found = fitted.reconstruct(released)
@@ -102,6 +103,7 @@ def test_without_a_training_there_is_a_guess_and_no_certificate(
     assert (found.images - truth).square().mean() < 0.7 * (mean - truth).square().mean()
 
 
+@pytest.mark.slow
 def test_what_earlier_trainings_show_saves_trainings(
     plan: ShadowPlan, released: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,6 +155,7 @@ def counting(monkeypatch: pytest.MonkeyPatch, stop_after: int | None = None) -> 
     return trained
 
 
+@pytest.mark.slow
 def test_a_killed_search_goes_on_where_it_stopped(
     plan: ShadowPlan, released: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,6 +270,7 @@ class Pooled(ReleasedNetwork):
         initialize_lecun(self, generator)
 
 
+@pytest.mark.slow
 def test_weights_that_do_not_determine_the_pixels_certify_nothing(split: InformedSplit) -> None:
     """Other images give the same weights: they are found, and are not the unknown ones."""
     plan = ShadowPlan(Pooled(), split.fixed, GradientDescent(steps=5))

@@ -52,6 +52,7 @@ def test_its_gradient_is_that_of_finite_differences(plan: ShadowPlan, split: Inf
         assert float(gradient.flatten()[pixel]) == pytest.approx(difference, rel=1e-5, abs=1e-9)
 
 
+@pytest.mark.slow
 def test_a_first_guess_becomes_the_image(plan: ShadowPlan, split: InformedSplit) -> None:
     reference = plan.reference()
     shadows = plan.train(split.shadow, range(60), "batched_mlp", reference)

@@ -91,6 +91,7 @@ def without_convolutions(seen: Observation) -> Observation:
     return replace(seen, update={name: value * (value.ndim < 4) for name, value in seen.update.items()})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize("mode", ["eval", "train"])
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ def error(found: Reconstruction, truth: Tensor) -> float:
 
 
 # at most 0.9, 0.32, 0.25 and 0.38 of the error measured
+@pytest.mark.slow
 @pytest.mark.parametrize(("std", "most"), [(STD, 1.2), (3e-3, 0.6), (0.01, 0.6), (0.03, 0.6)])
 def test_images_behind_noise_that_depends_on_them(
     images: Tensor, std: float, most: float, monkeypatch: pytest.MonkeyPatch
@@ -54,6 +55,7 @@ def test_rows_around_the_images_reached_lead_closer(images: Tensor, monkeypatch:
     assert error(result, images[1:]) < 0.9 * error(attack(20)(seen), images[1:])
 
 
+@pytest.mark.slow
 def test_rows_are_as_steep_as_the_likelihood_of_the_best_derivatives(images: Tensor) -> None:
     """The residual's slope beside that of -log density of Student's t, at the best derivatives by another solver."""
     seen = victim(images[1:], OptimalGradientNoise(STD))

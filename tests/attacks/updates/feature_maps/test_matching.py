@@ -70,6 +70,7 @@ def affinely(found: Tensor, truth: Tensor) -> Tensor:
     return (slopes[:, None, None] * found + shifts[:, None, None]).float()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "known", "largest"),
     # measured 1e-9 to 5e-9, and 0.037 of the variance: margins of 20 and of 1.5

@@ -43,6 +43,7 @@ def test_images_behind_hidden_entries(images: Tensor, defense: Defense | None) -
     assert result.certified.all()
 
 
+@pytest.mark.slow
 def test_images_that_bounds_on_hidden_entries_tell(images: Tensor) -> None:
     # 209 equations for 192 pixels; 0.03 and 0.24 measured
     for known, least, most in ((True, 0.0, 0.06), (False, 0.12, 1.0)):
@@ -199,6 +200,7 @@ def test_images_behind_the_token_layers_of_a_transformer(photographs: Tensor) ->
     assert not result.certified.any()
 
 
+@pytest.mark.slow
 def test_a_start_that_is_stuck_is_followed_by_another(images: Tensor) -> None:
     seen = victim(images[:1], GradientPruning(0.5))
     errors = []

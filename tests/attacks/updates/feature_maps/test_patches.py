@@ -317,6 +317,7 @@ def test_layers_that_do_not_fit(photographs: Tensor, images: Tensor) -> None:
         PatchMatching().prepare(seen).condition(torch.zeros(1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["eval", "train"])
 def test_single_images_are_sought_by_the_first_layer_that_tells_enough(
     photographs: Tensor, mode: Literal["eval", "train"]

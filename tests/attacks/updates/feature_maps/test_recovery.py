@@ -61,6 +61,7 @@ def test_what_follows_counts_with_its_residual(photographs: Tensor, monkeypatch:
         MapRecovery()(seen)
 
 
+@pytest.mark.slow
 def test_a_layer_with_as_many_patches_as_channels_comes_last(photographs: Tensor) -> None:
     model = backbone(width=32)
     assert MapRecovery()(observed(photographs[:2], model)).convolution.name == "trunk.blocks.6.conv1"

@@ -115,6 +115,7 @@ def test_derivatives_behind_the_true_maps_are_those_of_the_gradient(image: Tenso
         torch.testing.assert_close(derivative.sum((1, 2))[known], sums[known], rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_maps")
 def test_maps_are_found_from_a_tenth_of_the_gradient_and_a_gray_image(image: Tensor, seen: Observation) -> None:
     penalty, search = searching(seen)
@@ -153,6 +154,7 @@ def test_maps_around_an_image_that_is_near_are_nearer(image: Tensor) -> None:
         assert far(found.maps[number].values, truth[number]) < 0.2 * far(guess[number], truth[number])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_maps")
 def test_candidates_near_the_image_get_its_maps(image: Tensor) -> None:
     seen = observed(image, GradientDropout(0.7))
@@ -196,6 +198,7 @@ def test_the_true_image_has_no_penalty(image: Tensor, seen: Observation) -> None
     assert at[0] < 1e-8 < 1e-4 < at[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("activation", "norm", "defense", "words"),
     [

@@ -119,6 +119,7 @@ def test_labels_come_in_the_order_of_the_maps(clipped: bool) -> None:
     assert float((found[0] - truth).norm() / truth.norm()) < 1e-5  # measured 4e-7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("told", [False, True])
 def test_the_scale_of_a_clipped_update_is_found(photographs: Tensor, told: bool) -> None:
     whole = observed(photographs[1:3])
@@ -208,6 +209,7 @@ def test_convolutions_before_given_maps_can_be_skipped(photographs: Tensor) -> N
     assert network.outputs[layer].any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", ["batch", "group"])
 def test_norms_with_statistics_are_followed(norm: str, photographs: Tensor) -> None:
     seen = observed(photographs[1:2], backbone(norm=norm), mode="train")
@@ -227,6 +229,7 @@ def test_several_steps_are_not_followed(photographs: Tensor) -> None:
     assert isinstance(nearest_maps(seen, torch.tensor([0])), str)
 
 
+@pytest.mark.slow
 def test_an_untrained_network_gives_its_image_with_a_certificate(photographs: Tensor) -> None:
     seen = observed(photographs[1:2], backbone(width=48))
     attack = GradientMatching(
@@ -259,6 +262,7 @@ def test_images_with_other_maps_are_not_certified(photographs: Tensor) -> None:
     assert note.startswith("image 2: not certified: its maps are not the recovered ones (1 - cos 0.0")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [1, 2])
 def test_contrast_that_a_norm_hides_is_not_certified(
     photographs: Tensor, n: int, monkeypatch: pytest.MonkeyPatch

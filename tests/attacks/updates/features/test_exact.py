@@ -82,6 +82,7 @@ def test_trained_neurons_take_part(build: Build) -> None:
     assert worst_angle(truth, ExactRecovery(starts=("neurons",)).recover(only_trained).features) < 1e-10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("activation", [RELU, GELU], ids=lambda a: a.name)
 def test_the_certificate_never_calls_a_failure_exact(build: Build, activation: Activation) -> None:
     for seed in range(3):

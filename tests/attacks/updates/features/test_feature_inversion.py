@@ -123,6 +123,7 @@ def test_only_attacks_that_match_updates_are_timed() -> None:
     assert GradientMatching(features=FeatureMatching()).execution_for(8) == "auto"
 
 
+@pytest.mark.slow
 def test_labels_of_exact_features_replace_estimates(seen: Observation, monkeypatch: pytest.MonkeyPatch) -> None:
     """Twelve images of ten classes: their counts are not determined by the head's gradient alone."""
     public, _ = Digits().load()

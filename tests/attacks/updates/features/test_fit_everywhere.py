@@ -113,6 +113,7 @@ def test_noise_without_a_head_is_left_to_the_span(build: Build) -> None:
     assert "the layer's span" in found.method
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dropped", "released"), [(0.5, "head"), (0.9, "head"), (0.0, "both")])
 def test_a_head_of_one_output_costs_what_it_has_to(dropped: float, released: str) -> None:
     """Its columns have one entry, so that a dropped one leaves a column of zeros; and its rank leaves nothing over."""

@@ -97,6 +97,7 @@ def test_cocktail_party_unmixes_known_sources(build: Build, sources: str) -> Non
     assert found.signed
 
 
+@pytest.mark.slow
 def test_features_are_unmixed_before_they_are_centered(build: Build) -> None:
     # features behind a ReLU are correlated and not negative; centered ones have both signs
     generator = torch.Generator().manual_seed(0)

@@ -52,6 +52,7 @@ def attack(steps: int = 16) -> GradientMatching:
     )
 
 
+@pytest.mark.slow
 def test_statistics_of_a_single_image_give_it_behind_any_noise(seen: Observation, image: Tensor) -> None:
     running = replace(seen.knowledge, batch_norm="running")
     errors = [

@@ -37,6 +37,7 @@ def mean_rmse(defense: Defense, aware: bool, execution: str = "vmap") -> float:
     return float((found - images).square().flatten(1).mean(1).sqrt().mean())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("defense", "share"),
     [(GradientPruning(0.9), 0.5), (GradientDropout(0.7), 0.3), (PerExampleClipping(0.05), 1.05)],
@@ -47,6 +48,7 @@ def test_aware_is_at_least_as_strong(defense: Defense, share: float) -> None:
     assert mean_rmse(defense, aware=True) < share * mean_rmse(defense, aware=False)
 
 
+@pytest.mark.slow
 def test_victims_together_or_one_by_one() -> None:
     one_by_one, together = (mean_rmse(GradientPruning(0.5), aware=True, execution=form) for form in ("loop", "vmap"))
     assert together == pytest.approx(one_by_one, rel=0.05)

@@ -130,6 +130,7 @@ def test_the_best_iterate_is_not_one_from_before_a_penalty_starts(observe: Obser
         assert problem.best_matching == matching[losses.index(problem.best_loss)]
 
 
+@pytest.mark.slow
 def test_group_consistency_compares_nothing_in_further_starts(photographs: torch.Tensor) -> None:
     """They have one problem for each victim."""
     torch.manual_seed(0)
@@ -174,6 +175,7 @@ ATTACKS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ATTACKS)
 @pytest.mark.parametrize("stop", [1, 7])
 def test_stopped_and_resumed_equals_left_alone(observe: Observe, name: str, stop: int) -> None:
@@ -293,6 +295,7 @@ def after_adam(seen: Observation, images: torch.Tensor, steps: int) -> Observati
     return replace(seen, operator=operator, update=update)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [1, 3])
 def test_steps_of_adam_are_matched(observe: Observe, batch: Pair, steps: int) -> None:
     """RMSE 0.024 and 0.019; by taking them for a gradient, 0.42."""

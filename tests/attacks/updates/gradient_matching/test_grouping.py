@@ -141,6 +141,7 @@ def test_images_of_another_attack_are_put_where_they_explain_the_update() -> Non
     assert tried.startswith("another was tried")
 
 
+@pytest.mark.slow
 def test_gradient_matching_finds_out_which_images_were_together() -> None:
     seen, images = client_of(MINI_BATCHES, Knowledge())
     attack = GradientMatching(labels=HeadCounts(), priors=[TotalVariation(1e-4)], steps=300, execution="loop")
@@ -168,6 +169,7 @@ def clipped() -> tuple[Observation, Tensor, Tensor]:
     return client.observe(images, labels, Knowledge(defense=True)), images, labels
 
 
+@pytest.mark.slow
 def test_images_of_several_clients_are_certified_in_the_order_of_clients(
     clipped: tuple[Observation, Tensor, Tensor],
 ) -> None:

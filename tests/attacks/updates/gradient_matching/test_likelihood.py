@@ -80,6 +80,7 @@ def test_no_density_no_likelihood() -> None:
         Likelihood("cauchy")  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_matching_of_several_victims() -> None:
     seen = [observed(GaussianNoise(0.003))] * 2
     attack = GradientMatching(

@@ -312,6 +312,7 @@ def test_rounding_along_one_image_makes_no_hits() -> None:
     assert sorted(step_rows(rows, n=16).bins.tolist()) == [20, 60, 90]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("activation", ["relu", "hardtanh"])
 def test_clipping_of_single_examples_hides_no_label(
     activation: str, server: Callable[..., Backbone], photographs: Tensor

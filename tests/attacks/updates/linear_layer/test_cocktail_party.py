@@ -37,6 +37,7 @@ def errors(images: Tensor, found: Tensor) -> tuple[Tensor, Tensor]:
     return least.values, least.indices
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("known", [True, False])
 def test_a_batch_behind_a_relu_is_recovered_exactly(known: bool, photographs: Tensor) -> None:
     images, labels = photographs[:6], torch.tensor([3, 1, 4, 1, 5, 9])

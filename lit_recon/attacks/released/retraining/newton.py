@@ -8,21 +8,24 @@ in the prediction, as earlier trainings show it (Broyden's method).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import cache, partial
 
 import torch
 from torch import Tensor
-from torch.func import grad
 
 from lit_recon.attacks.released.base import Advance, Background, ReconstructedTargets, Reconstructor, digest
-from lit_recon.attacks.released.retraining.repetition import Training, distances_of, repeatable, training_of
+from lit_recon.attacks.released.retraining.repetition import (
+    Training,
+    distances_of,
+    repeatable,
+    training_of,
+    why_undetermined,
+)
 from lit_recon.attacks.released.retraining.state import read_state, write_state
 from lit_recon.attacks.shadow.path_response import PathResponse, ResponseSettings
-from lit_recon.attacks.shadow.training import cross_entropy, full_precision
-from lit_recon.data.dataset import seeded_generator
+from lit_recon.attacks.shadow.training import full_precision
 from lit_recon.errors import ConfigError, ShapeError
 from lit_recon.solving import StepwiseLBFGS
 
@@ -153,6 +156,7 @@ class NewtonRetraining(Reconstructor):
     def prepare(self, background: Background) -> None:
         self.plan = repeatable(background.plan, "NewtonRetraining")
         self.folder, self.announce = background.state, background.announce
+        self.undetermined = why_undetermined(self.plan)
 
     def fit(self, differences: Tensor, images: Tensor, labels: Tensor, n_classes: int) -> None:
         self.n_classes = n_classes
@@ -166,32 +170,7 @@ class NewtonRetraining(Reconstructor):
             "first order; it is certified if the trained weights differ from the released ones by at most "
             f"{self.certain:g} of the image's effect on the weights."
         )
-        if self._determined:
-            return (how,)
-        if self._unseen:
-            why = f"{self._unseen} of {self._pixels} pixels do not enter the network."
-        else:
-            why = f"{self.plan.known.n_parameters} weights do not determine {self._pixels} pixels."
-        return (how, f"No image is certified: {why}")
-
-    @property
-    def _pixels(self) -> int:
-        return math.prod(self.plan.fixed.image_shape)
-
-    @property
-    def _determined(self) -> bool:
-        return self._pixels < self.plan.known.n_parameters and not self._unseen
-
-    @property
-    def _unseen(self) -> int:
-        """Number of pixels on which no derivative of the weights' gradient depends: random weights cancel none."""
-        weights = self.plan.initial_weights()
-        gradient = grad(partial(cross_entropy, self.plan.known.network))
-        some = torch.randn(weights.shape, generator=seeded_generator(0, "unseen pixels")).to(weights)
-        images = self.plan.fixed.pixels()[:1].to(weights)
-        labels = self.plan.fixed.labels[:1].to(weights.device)
-        slope = grad(lambda images: (gradient(weights, images, labels) * some).sum())(images)
-        return int((slope == 0).sum())
+        return (how, *([f"No image is certified: {self.undetermined}"] if self.undetermined else []))
 
     def reconstruct(self, differences: Tensor) -> ReconstructedTargets:
         p = self.plan.known.n_parameters
@@ -208,7 +187,7 @@ class NewtonRetraining(Reconstructor):
         train = training_of(self.plan, self.plan.fixed.pixels().shape[1:])
         found = [self._found(response, train, some, advance) for some in differences.split(self.together)]
         images, labels, distances = (torch.cat(parts) for parts in zip(*found, strict=True))
-        certified = (distances <= self.certain) & self._determined
+        certified = (distances <= self.certain) & (not self.undetermined)
         return ReconstructedTargets(images, labels, distances, certified if self.trainings else None)
 
     def _found(

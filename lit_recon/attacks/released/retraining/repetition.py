@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
+from torch.func import grad
 
 from lit_recon.attacks.shadow.engine import Execution, deltas, train_models
 from lit_recon.attacks.shadow.engines.batched_mlp import fits_batched_mlp
 from lit_recon.attacks.shadow.plan import ShadowPlan
+from lit_recon.attacks.shadow.training import cross_entropy
+from lit_recon.data.dataset import seeded_generator
 from lit_recon.errors import ConfigError, ThreatModelError
 
 #: Fixed images from which on models are trained one by one on a GPU, as they always are on a CPU: grouped convolutions
@@ -47,6 +52,27 @@ def training_of(plan: ShadowPlan, shape: torch.Size) -> Training:
         return deltas(train_models(known, initial, own, labels.to(plan.device), execution).cpu(), plan.reference())
 
     return train
+
+
+def why_undetermined(plan: ShadowPlan) -> str:
+    """Why other images than the right one may give the released weights, as a sentence; empty where they do not."""
+    pixels, unseen = math.prod(plan.fixed.image_shape), _unseen(plan)
+    if unseen:
+        return f"{unseen} of {pixels} pixels do not enter the network."
+    if pixels >= plan.known.n_parameters:
+        return f"{plan.known.n_parameters} weights do not determine {pixels} pixels."
+    return ""
+
+
+def _unseen(plan: ShadowPlan) -> int:
+    """Number of pixels on which no derivative of the weights' gradient depends: random weights cancel none."""
+    weights = plan.initial_weights()
+    gradient = grad(partial(cross_entropy, plan.known.network))
+    some = torch.randn(weights.shape, generator=seeded_generator(0, "unseen pixels")).to(weights)
+    images = plan.fixed.pixels()[:1].to(weights)
+    labels = plan.fixed.labels[:1].to(weights.device)
+    slope = grad(lambda images: (gradient(weights, images, labels) * some).sum())(images)
+    return int((slope == 0).sum())
 
 
 def distances_of(found: Tensor, released: Tensor) -> Tensor:

@@ -77,8 +77,7 @@ def test_nothing_is_certified_where_pixels_do_not_enter_the_network() -> None:
         fixed = ImageSet((255 * images).byte(), torch.arange(12) % 3, ["a", "b", "c"], "noise")
         plan = ShadowPlan(ReleasedCNN((1, side, side), 3), fixed, GradientDescent(steps=2))
         bound = COARSE.bind(Background(plan, None))
-        assert bound._unseen == unseen
-        assert bound._determined == (unseen == 0)
+        assert bool(bound.undetermined) == (unseen > 0)
         assert ("21 of 121 pixels do not enter the network" in bound.notes[-1]) == (unseen > 0)
 
 

@@ -39,7 +39,7 @@ _KEPT = 5
 
 
 @dataclass(frozen=True, eq=False)
-class Descent:
+class DescentState:
     """The search for one image `(c, h, w)` after some steps."""
 
     step: Tensor  # number of steps, int64 `()`
@@ -50,19 +50,19 @@ class Descent:
     square: Tensor  # running mean of their mean square, `()`
 
     @classmethod
-    def of(cls, image: Tensor) -> Descent:
+    def of(cls, image: Tensor) -> DescentState:
         """Before the first step, from a first guess."""
         zero = image.new_zeros(())
         return cls(torch.zeros((), dtype=torch.int64), image, image, zero + math.inf, torch.zeros_like(image), zero)
 
-    def next(self, distance: Tensor, gradient: Tensor, rate: float) -> Descent:
+    def next(self, distance: Tensor, gradient: Tensor, rate: float) -> DescentState:
         """After a step of Adam, of this size, given the image's distance and the gradient of the latter's square."""
         closer = bool(distance < self.least)
         step = int(self.step) + 1
         mean = _MEAN * self.mean + (1 - _MEAN) * gradient
         square = _SQUARE * self.square + (1 - _SQUARE) * gradient.square().mean()
         change = (mean / (1 - _MEAN**step)) / ((square / (1 - _SQUARE**step)).sqrt() + 1e-30)
-        return Descent(
+        return DescentState(
             self.step + 1,
             (self.image - rate * change.nan_to_num()).clamp(0, 1),
             self.image if closer else self.best,
@@ -71,9 +71,9 @@ class Descent:
             square,
         )
 
-    def on(self, device: torch.device | str) -> Descent:
+    def on(self, device: torch.device | str) -> DescentState:
         """With all of it on another device."""
-        return Descent(*(getattr(self, field.name).to(device) for field in fields(self)))
+        return DescentState(*(getattr(self, field.name).to(device) for field in fields(self)))
 
 
 @dataclass
@@ -127,11 +127,11 @@ class Retraining(Improvement):
 
     def _descend(self, start: Tensor, label: Tensor, released: Tensor, advance: Advance) -> tuple[Tensor, Tensor]:
         """The best image `(c, h, w)` for a released difference `(p,)`, and its relative distance, float64 `()`."""
-        path, state = None, Descent.of(start)
+        path, state = None, DescentState.of(start)
         if self.folder is not None:
             name = digest(f"{self.steps} {self.lr}", start, label, released)
             path = self.folder / f"descent_{name}.safetensors"
-            state = read_state(path, Descent) if path.is_file() else state
+            state = read_state(path, DescentState) if path.is_file() else state
         advance(int(state.step))
         known, device = self.plan.known, self.plan.device
         initial = self.plan.initial_weights().to(device)

@@ -13,7 +13,7 @@ from torch import Tensor
 from lit_recon.attacks.released.base import Background, ReconstructedTargets, Reconstructor
 from lit_recon.attacks.released.kernel_ridge import KernelRidge
 from lit_recon.attacks.released.retraining import descent as module
-from lit_recon.attacks.released.retraining.descent import Descent, Retraining, pulled_back, training_path
+from lit_recon.attacks.released.retraining.descent import DescentState, Retraining, pulled_back, training_path
 from lit_recon.attacks.shadow import GradientDescent, PrivateDescent, ShadowPlan, train_models
 from lit_recon.data import ImageSet, InformedSplit, InformedSplitSettings, draw_informed_split
 from lit_recon.data.sources import Digits
@@ -116,16 +116,16 @@ def test_a_killed_search_goes_on_where_it_stopped(
         return result.images, result.uncertainty
 
     whole = found(None, [])
-    after, done, begun = Descent.next, [], []
+    after, done, begun = DescentState.next, [], []
 
-    def killed(self: Descent, *arguments: Any) -> Descent:
+    def killed(self: DescentState, *arguments: Any) -> DescentState:
         begun.append(int(self.step))
         if len(begun) == 21:  # the eighth step for the second image
             raise KeyboardInterrupt
         return after(self, *arguments)
 
     with monkeypatch.context() as context:
-        context.setattr(Descent, "next", killed)
+        context.setattr(DescentState, "next", killed)
         with pytest.raises(KeyboardInterrupt):
             found(tmp_path, [])
     assert len(list(tmp_path.glob("descent_*.safetensors"))) == 2
